@@ -1,1 +1,5 @@
+"""Strategies for `lightning.pytorch.Trainer`."""
 
+from lightning_hpc.strategies.hpc import HPCStrategy
+
+__all__ = ["HPCStrategy"]

@@ -1,0 +1,168 @@
+"""Runs the stages of a pipeline at once: on one thread a stage (CPU) or on one CUDA stream a stage."""
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.futures import Future
+from typing_extensions import override
+
+Slice: TypeAlias = Sequence[Tensor]
+"""What the stages work on: ``slice[k]`` is what this rank holds of it after k levels up. All are views."""
+
+_JOIN_SECONDS = 1.0
+
+
+class Stage(Protocol):
+    """One step of a slice's way. Works in place; `str` of it names the step in errors."""
+
+    def __call__(self, shards: Slice) -> None:
+        """Takes one slice a step further."""
+
+
+class Pipeline(Protocol):
+    """Sends the slices of tensors through all stages, in the order of submission at every stage."""
+
+    def submit(self, slices: Sequence[Slice], tensor: Tensor) -> Future[Tensor]:
+        """Starts the work. The future holds ``tensor`` once all its slices have passed all stages."""
+
+    def close(self) -> None:
+        """Ends the pipeline; futures of work still under way complete with an error."""
+
+
+class CommunicationError(RuntimeError):
+    """A collective failed on this rank, or an earlier one did and the ranks are out of step."""
+
+
+@dataclass
+class _Job:
+    tensor: Tensor
+    future: Future[Any] = field(default_factory=Future)  # of the tensor, or of an error
+
+
+class ThreadPipeline(Pipeline):
+    """One thread and one FIFO queue a stage; for CPU tensors and gloo.
+
+    A stage waits in its own thread, never in a future's callback: gloo runs those on a few threads that the collectives
+    need themselves, so that waiting there deadlocks (pytorch#48478). When a stage raises, the futures of everything
+    under way complete with a `CommunicationError`, and so does all that is submitted later: peers that did not see the
+    error are at another place by then.
+    """
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        assert stages, "a pipeline without stages reduces nothing"
+        self._lock = threading.Lock()
+        self._under_way: deque[_Job] = deque()  # guarded by the lock, as is the next one
+        self._error: CommunicationError | None = None
+        self._queues = [queue.SimpleQueue[tuple[Slice, bool] | None]() for _ in stages]
+        self._threads = [
+            threading.Thread(target=self._work, args=(index, stage), name=f"hpc {stage}", daemon=True)
+            for index, stage in enumerate(stages)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @override
+    def submit(self, slices: Sequence[Slice], tensor: Tensor) -> Future[Tensor]:
+        job = _Job(tensor)
+        with self._lock:
+            error = self._error
+            if error is None and slices:
+                self._under_way.append(job)
+        if error is not None:
+            job.future.set_exception(error)
+        elif not slices:
+            job.future.set_result(tensor)
+        for index, shards in enumerate(slices):
+            self._queues[0].put((shards, index == len(slices) - 1))
+        return job.future
+
+    @override
+    def close(self) -> None:
+        self._fail(CommunicationError("the all-reduce was closed while it was under way"))
+        for stage_queue in self._queues:
+            stage_queue.put(None)
+        deadline = time.monotonic() + _JOIN_SECONDS
+        for thread in self._threads:
+            # One that still waits for a dead peer is a daemon and goes with the process.
+            thread.join(max(deadline - time.monotonic(), 0))
+
+    def _work(self, index: int, stage: Stage) -> None:
+        following = self._queues[index + 1] if index + 1 < len(self._queues) else None
+        while (item := self._queues[index].get()) is not None:
+            shards, is_last_slice = item
+            if self._error is not None:
+                continue
+            try:
+                stage(shards)
+            except BaseException as error:
+                failure = CommunicationError(f"{stage} failed: {error}")
+                failure.__cause__ = error
+                self._fail(failure)
+                continue
+            if following is not None:
+                following.put(item)
+            elif is_last_slice:
+                self._finish()
+
+    def _finish(self) -> None:
+        """Completes the oldest job. Whoever takes a job out of the queue completes its future, so that is done once."""
+        with self._lock:
+            job = self._under_way.popleft() if self._under_way else None
+        if job is not None:
+            job.future.set_result(job.tensor)
+
+    def _fail(self, error: CommunicationError) -> None:
+        with self._lock:
+            self._error = self._error or error
+            jobs = list(self._under_way)
+            self._under_way.clear()
+        for job in jobs:
+            job.future.set_exception(self._error)
+
+
+class StreamPipeline(Pipeline):
+    """One CUDA stream a stage, events between them; for CUDA tensors and NCCL. The CPU never waits.
+
+    All is issued from the caller's thread, slice by slice and stage by stage, so that every rank issues the collectives
+    of all groups in the same order, as NCCL asks for.
+
+    Args:
+        stages: The steps, in order.
+        device: The CUDA device of all tensors.
+    """
+
+    def __init__(self, stages: Sequence[Stage], device: torch.device) -> None:
+        assert stages, "a pipeline without stages reduces nothing"
+        self._stages = stages
+        self._device = device
+        self._streams = [torch.cuda.Stream(device) for _ in stages]
+
+    @override
+    def submit(self, slices: Sequence[Slice], tensor: Tensor) -> Future[Tensor]:
+        computed = torch.cuda.current_stream(self._device).record_event()
+        for stream in self._streams:
+            # Also where there are no slices: the future below must not be ahead of the computation.
+            stream.wait_event(computed)
+        for shards in slices:
+            passed = computed
+            for stage, stream in zip(self._stages, self._streams, strict=True):
+                stream.wait_event(passed)
+                with torch.cuda.stream(stream):
+                    stage(shards)
+                passed = stream.record_event()
+        future: Future[Tensor] = Future(devices=[self._device])
+        with torch.cuda.stream(self._streams[-1]):
+            # The future records this stream's event: whoever waits for it makes its own stream wait for the last stage.
+            future.set_result(tensor)
+        return future
+
+    @override
+    def close(self) -> None:
+        """Nothing to end: the streams' work is bounded by NCCL's own time-out."""
