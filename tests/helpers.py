@@ -3,6 +3,7 @@
 import faulthandler
 import multiprocessing
 import os
+import pickle
 import socket
 import sys
 import time
@@ -96,7 +97,8 @@ def _rank_main(
         outcome = (True, function(rank, world_size, *args))
     except BaseException:
         outcome = (False, traceback.format_exc())
-    sender.send(outcome)
+    # Plain pickle: `send` would share tensors through file descriptors that close with this process.
+    sender.send_bytes(pickle.dumps(outcome))
     sender.close()
     faulthandler.cancel_dump_traceback_later()
     if init_gloo and outcome[0]:
@@ -116,7 +118,7 @@ def _collect(pipes: list[Connection], deadline: float) -> list[Any]:
             if pipe in ready:
                 del waiting[rank]
                 try:
-                    succeeded, value = pipe.recv()
+                    succeeded, value = pickle.loads(pipe.recv_bytes())
                 except EOFError:
                     succeeded, value = False, "died without a word"
                 (results if succeeded else failures)[rank] = value

@@ -30,7 +30,12 @@ class FlatAllReduce:
         work = dist.all_reduce(tensor, group=self._group, async_op=True)
         assert work is not None
         self._sent.total += self._payload(tensor)
-        reduced: Future[Tensor] = work.get_future().then(lambda future: future.value()[0])
+
+        def finish(future: Future[list[Tensor]]) -> Tensor:
+            future.value()  # raises if the collective failed
+            return tensor
+
+        reduced: Future[Tensor] = work.get_future().then(finish)
         return reduced
 
     def _payload(self, tensor: Tensor) -> int:

@@ -1,0 +1,152 @@
+"""Order, completion and failure of the executors; the CUDA one with recording fakes of streams and events."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.futures import Future
+
+from lightning_hpc.comm import pipeline
+from lightning_hpc.comm.pipeline import CommunicationError, StreamPipeline, ThreadPipeline
+
+
+def slices(*values: int) -> list[list[torch.Tensor]]:
+    return [[torch.tensor(value)] for value in values]
+
+
+def test_every_stage_sees_the_slices_in_order_and_the_future_comes_last() -> None:
+    seen: dict[str, list[int]] = {"first": [], "second": []}
+    stages: list[Callable[..., None]] = [
+        lambda shards: seen["first"].append(int(shards[0])),
+        lambda shards: seen["second"].append(int(shards[0])),
+    ]
+    threads = ThreadPipeline(stages)
+    tensors = [torch.zeros(1), torch.ones(1)]
+    futures = [threads.submit(slices(0, 1, 2), tensors[0]), threads.submit(slices(3), tensors[1])]
+    assert futures[1].wait() is tensors[1]
+    assert futures[0].done()
+    assert seen == {"first": [0, 1, 2, 3], "second": [0, 1, 2, 3]}
+    threads.close()
+
+
+def test_stages_work_at_once() -> None:
+    # The first stage's second slice can only start while the second stage still holds the first slice.
+    overlapped = threading.Event()
+
+    def first(shards: Any) -> None:
+        if int(shards[0]) == 1:
+            overlapped.set()
+
+    def second(shards: Any) -> None:
+        assert overlapped.wait(timeout=30)
+
+    threads = ThreadPipeline([first, second])
+    threads.submit(slices(0, 1), torch.zeros(1)).wait()
+    threads.close()
+
+
+def test_a_tensor_without_elements_is_done_at_once() -> None:
+    threads = ThreadPipeline([lambda shards: None])
+    empty = torch.zeros(0)
+    assert threads.submit([], empty).wait() is empty
+    threads.close()
+
+
+def test_an_error_reaches_everything_under_way_and_all_that_follows() -> None:
+    release = threading.Event()
+
+    def fail(shards: Any) -> None:
+        release.wait(timeout=30)
+        raise ValueError("planted")
+
+    threads = ThreadPipeline([fail, lambda shards: None])
+    futures = [threads.submit(slices(0), torch.zeros(1)), threads.submit(slices(1), torch.zeros(1))]
+    release.set()
+    for future in futures:
+        with pytest.raises(CommunicationError, match="planted"):
+            future.wait()
+    with pytest.raises(CommunicationError, match="planted"):
+        threads.submit(slices(2), torch.zeros(1)).wait()
+    threads.close()
+
+
+def test_close_gives_up_what_is_under_way_and_does_not_wait_for_it() -> None:
+    release = threading.Event()
+    threads = ThreadPipeline([lambda shards: release.wait(timeout=30)])  # type: ignore[list-item]
+    future = threads.submit(slices(0), torch.zeros(1))
+    threads.close()
+    with pytest.raises(CommunicationError, match="closed"):
+        future.wait()
+    release.set()
+
+
+class FakeCuda:
+    """Records what is issued to which stream: waits, events and stages."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[Any, ...]] = []
+        self.current = self.stream_named("compute")
+        self.made = 0
+
+    def stream_named(self, name: str) -> Any:
+        def record_event() -> str:
+            event = f"{name}#{sum(entry[:2] == ('record', name) for entry in self.log)}"
+            self.log.append(("record", name, event))
+            return event
+
+        return SimpleNamespace(
+            name=name,
+            record_event=record_event,
+            wait_event=lambda event: self.log.append(("wait", name, event)),
+        )
+
+    def Stream(self, device: torch.device) -> Any:  # noqa: N802
+        self.made += 1
+        return self.stream_named(f"stage{self.made - 1}")
+
+    def current_stream(self, device: torch.device) -> Any:
+        return self.current
+
+    @contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        previous, self.current = self.current, stream
+        yield
+        self.current = previous
+
+
+def test_stream_pipeline_waits_for_the_computation_and_for_each_previous_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda()
+    completed_on: list[str] = []
+
+    class FakeFuture(Future[torch.Tensor]):
+        def __init__(self, devices: list[torch.device]) -> None:
+            super().__init__()
+
+        def set_result(self, result: torch.Tensor) -> None:
+            completed_on.append(cuda.current.name)
+            super().set_result(result)
+
+    monkeypatch.setattr(pipeline.torch, "cuda", cuda)
+    monkeypatch.setattr(pipeline, "Future", FakeFuture)
+    stages: list[Callable[..., None]] = [
+        lambda shards, index=index: cuda.log.append(("stage", cuda.current.name, index, int(shards[0])))
+        for index in range(3)
+    ]
+    streams = StreamPipeline(stages, torch.device("cpu"))
+    tensor = torch.zeros(1)
+    assert streams.submit(slices(0, 1), tensor).wait() is tensor
+
+    log = cuda.log
+    assert log[0] == ("record", "compute", "compute#0")
+    for number in (0, 1):
+        previous = "compute#0"
+        for index in range(3):
+            ran = log.index(("stage", f"stage{index}", index, number))
+            assert ("wait", f"stage{index}", previous) in log[:ran]  # the stage's input is ready …
+            recorded = next(entry for entry in log[ran:] if entry[:2] == ("record", f"stage{index}"))
+            previous = recorded[2]  # … and what it leaves is announced after it
+    assert completed_on == ["stage2"]  # so the future's event lies behind the last stage

@@ -1,0 +1,90 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_hpc.comm.topology import Topology
+
+
+def test_levels_of_a_cluster() -> None:
+    topology = Topology.from_lists([[[0, 1], [2, 3]], [[4, 5], [6, 7]]])
+    assert topology.depth == 3
+    assert topology.world_size == 8
+    assert topology.nodes == ((0, 1), (2, 3), (4, 5), (6, 7))
+    assert str(topology) == "[[[0, 1], [2, 3]], [[4, 5], [6, 7]]]"
+
+
+def test_nodes_may_differ_in_size_and_ranks_may_be_interleaved() -> None:
+    topology = Topology.from_lists([[0, 3, 4], [1], [2, 5]])
+    assert topology.depth == 2
+    assert topology.ranks == (0, 3, 4, 1, 2, 5)
+
+
+@pytest.mark.parametrize("domains", [[0, 1, 2], [[0, 1, 2]], [[[0, 1, 2]]]])
+def test_a_level_with_one_domain_is_dropped(domains: list[Any]) -> None:
+    assert Topology.from_lists(domains) == Topology.flat(3)
+    assert Topology.from_lists(domains).depth == 1
+
+
+def test_one_rank_a_node_is_still_two_levels() -> None:
+    assert Topology.from_lists([[0], [1]]).depth == 2
+
+
+def test_node_ranks_of_a_launcher() -> None:
+    assert Topology.from_node_ranks([0, 1, 0, 1]).nodes == ((0, 2), (1, 3))
+    assert Topology.from_node_ranks([7, 7]).depth == 1
+
+
+@pytest.mark.parametrize(
+    ("domains", "complaint"),
+    [
+        ([[0, 1], [1, 2]], "rank 1 more than once"),
+        ([[0, 1], [3]], "leaves out rank 2"),
+        ([[1, 2]], "leaves out rank 0"),
+        ([[0, 1], 2], "different depths"),
+        ([[0, 1], []], "empty domain"),
+        ([], "empty domain"),
+        ([[0, "1"]], "has '1' where a rank"),
+        ([[0, -1]], "has -1 where a rank"),
+        ([[0, True]], "has True where a rank"),
+        ([[0, 1.0]], "has 1.0 where a rank"),
+        (7, "topology=7 is not a list"),
+        (None, "topology=None is not a list"),
+    ],
+)
+def test_wrong_input_is_quoted_and_the_way_out_shown(domains: Any, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint) as error:
+        Topology.from_lists(domains)
+    assert "[[0, 1], [2, 3]]" in str(error.value)
+
+
+def test_wrong_world_size_quotes_both() -> None:
+    with pytest.raises(ValueError, match=r"\[\[0, 1\], \[2, 3\]\] has 4 ranks but the job has 8"):
+        Topology.from_lists([[0, 1], [2, 3]]).require_world_size(8)
+
+
+def test_saved_and_loaded(tmp_path: Path) -> None:
+    topology = Topology.from_lists([[0, 2], [1]])
+    topology.save(tmp_path / "cluster.json")
+    assert Topology.load(tmp_path / "cluster.json") == topology
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[[0, 1]]", '{"format": "other/1"}', '{"format": "lightning_hpc.topology/1"}'],
+)
+def test_a_file_that_is_no_topology_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "bad.json").write_text(content)
+    with pytest.raises(ValueError, match=r"bad\.json|empty domain"):
+        Topology.load(tmp_path / "bad.json")
+
+
+def test_a_missing_file_says_what_is_allowed(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="'auto', 'flat' or the path"):
+        Topology.load(tmp_path / "none.json")
+
+
+def test_saved_file_is_plain_json(tmp_path: Path) -> None:
+    Topology.flat(2).save(tmp_path / "t.json")
+    assert json.loads((tmp_path / "t.json").read_text()) == {"format": "lightning_hpc.topology/1", "domains": [0, 1]}
