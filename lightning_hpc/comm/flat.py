@@ -25,11 +25,22 @@ class FlatAllReduce:
         self._sent = stats.count_bytes("all_ranks")
 
     def __call__(self, tensor: Tensor) -> Future[Tensor]:
-        """Starts the reduction. The future's value is the tensor, which then holds the mean."""
-        tensor.mul_(1.0 / self._size)
+        """Starts the reduction.
+
+        Returns:
+            A future of the mean: in ``tensor`` itself, or in a new tensor if it is sparse.
+        """
+        if tensor.layout is not torch.strided:
+            # Not in place: autograd makes a sparse gradient's values share memory with the gradient that it hands on
+            # to other layers. (DistributedDataParallel without a hook divides in place there, and halves both.)
+            tensor = (tensor.coalesce() * (1.0 / self._size)).coalesce()
+            # gloo gathers the indices and values of all ranks.
+            self._sent.total += (self._size - 1) * sum(map(_bytes, (tensor.indices(), tensor.values())))
+        else:
+            tensor.mul_(1.0 / self._size)
+            self._sent.total += ring_bytes(_bytes(tensor), self._size)
         work = dist.all_reduce(tensor, group=self._group, async_op=True)
         assert work is not None
-        self._sent.total += self._payload(tensor)
 
         def finish(future: Future[list[Tensor]]) -> Tensor:
             future.value()  # raises if the collective failed
@@ -38,12 +49,6 @@ class FlatAllReduce:
         reduced: Future[Tensor] = work.get_future().then(finish)
         return reduced
 
-    def _payload(self, tensor: Tensor) -> int:
-        if tensor.layout is not torch.strided:
-            # gloo gathers the indices and values of all ranks.
-            return _sparse_bytes(tensor.coalesce()) * (self._size - 1)
-        return ring_bytes(tensor.numel() * tensor.element_size(), self._size)
 
-
-def _sparse_bytes(tensor: Tensor) -> int:
-    return sum(part.numel() * part.element_size() for part in (tensor.indices(), tensor.values()))
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
