@@ -1,0 +1,1 @@
+"""Measurements; see the docstring of each script."""

@@ -1,0 +1,1 @@
+"""Whole training jobs, this package against plain Lightning."""
