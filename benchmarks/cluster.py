@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -271,10 +271,8 @@ class _Rank:
 
     def end(self) -> None:
         """Ends the rank and all that it has started in its session."""
-        try:
+        with suppress(ProcessLookupError):  # it has ended, and its children with it
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # it has ended, and its children with it
         self._process.wait()
         self._reader.join(timeout=_GRACE_SECONDS)
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.cluster import unavailable_reason
+
 # The fork server imports the heavy packages once; each rank then starts in a fraction of a second.
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch", "torch.distributed", "lightning.pytorch", "torchmetrics"])
@@ -130,11 +132,11 @@ def _collect(pipes: list[Connection], deadline: float) -> list[Any]:
     return [results[rank] for rank in range(len(pipes))]
 
 
-def require_root() -> None:
-    """Skips the test without root, or fails it where ``LIGHTNING_HPC_REQUIRE_ROOT=1`` (as in CI)."""
-    if os.geteuid() == 0:
+def require_cluster() -> None:
+    """Skips the test where no cluster can be emulated; fails it if ``LIGHTNING_HPC_REQUIRE_ROOT=1``, as in CI."""
+    reason = unavailable_reason()
+    if reason is None:
         return
-    reason = "needs root: it makes network namespaces"
     if os.environ.get("LIGHTNING_HPC_REQUIRE_ROOT") == "1":
-        pytest.fail(reason + ", and LIGHTNING_HPC_REQUIRE_ROOT=1 forbids skipping")
+        pytest.fail(f"{reason}; LIGHTNING_HPC_REQUIRE_ROOT=1 forbids skipping")
     pytest.skip(reason)

@@ -53,13 +53,19 @@ class HierarchicalAllReduce:
             A future of the same tensor, which then holds the mean. Until then nobody may touch it.
         """
         flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).view(-1)
-        numel = max(self._slice_bytes // flat.element_size(), 1)
-        slices = [self._shards(part) for part in torch.split(flat, numel)] if flat.numel() else []
+        slices = [self._shards(part) for part in self._cut(flat)]
         return self._pipeline.submit(slices, tensor)
 
     def close(self) -> None:
         """Ends the executor; what is still under way is given up."""
         self._pipeline.close()
+
+    def _cut(self, flat: Tensor) -> Sequence[Tensor]:
+        """Slices of equal size near the wanted one; a small rest would pay a round trip of its own on every level."""
+        if not flat.numel():
+            return []
+        wanted = max(round(flat.numel() * flat.element_size() / self._slice_bytes), 1)
+        return torch.chunk(flat, min(wanted, flat.numel()))
 
     def _shards(self, part: Tensor) -> list[Tensor]:
         """What this rank holds of a slice after 0, 1, 2, … levels up. Its last shard may be empty."""

@@ -25,7 +25,7 @@ COMPRESSIONS = ("none",)
 """What `HPCStrategy(compression=…)` accepts."""
 
 # Measured with 13 MB of gradients on 2 x 2 emulated ranks at 50 and 200 Mbit/s; see docs/communication.md.
-_BUCKET_MIB = 4.0
+_BUCKET_MIB = 2.0
 _SLICE_MIB = 1.0
 
 
@@ -41,7 +41,7 @@ class HPCStrategy(DDPStrategy):
             ranks by node such as ``[[0, 1], [2, 3]]``, which may nest further (racks of nodes); a `Topology`; or the
             path of a saved one.
         compression: ``"none"``: exact.
-        bucket_cap_mb: Gradients are reduced in buckets of this many MiB while backward still runs; ``"auto"`` is 4 over
+        bucket_cap_mb: Gradients are reduced in buckets of this many MiB while backward still runs; ``"auto"`` is 2 over
             several nodes and DDP's own default otherwise.
         slice_mb: MiB of a bucket that move through the levels together; ``"auto"`` is 1.
         **kwargs: Everything `DDPStrategy` and `DistributedDataParallel` take. A ``ddp_comm_hook`` replaces the
