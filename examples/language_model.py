@@ -4,7 +4,6 @@ python examples/language_model.py fit --config examples/language_model.yaml
 python examples/language_model.py fit --config examples/language_model.yaml --trainer.strategy=ddp --model.width=128
 """
 
-import math
 import sysconfig
 from pathlib import Path
 
@@ -16,11 +15,13 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import DataLoader, Dataset, random_split
 from torchmetrics.text import Perplexity
 
-import lightning_hpc  # noqa: F401  # registers strategy="hpc"
+from lightning_hpc.callbacks import StepTrace
+from lightning_hpc.strategies import HPCStrategy
+from lightning_hpc.trace import read_trace, summarize
 
 
 class Windows(Dataset[Tensor]):
-    """Consecutive windows of ``length + 1`` bytes: a window's input, and the same shifted by one as its target."""
+    """Consecutive windows of ``length + 1`` bytes: the input, and the same shifted by one as its target."""
 
     def __init__(self, data: Tensor, length: int) -> None:
         self.data, self.length = data, length
@@ -39,10 +40,9 @@ class StandardLibrary(LightningDataModule):
     Args:
         context: Bytes a sample.
         batch_size: Samples a batch on each rank.
-        num_workers: Worker processes of the loader.
     """
 
-    def __init__(self, context: int = 128, batch_size: int = 4, num_workers: int = 0) -> None:
+    def __init__(self, context: int = 128, batch_size: int = 4) -> None:
         super().__init__()
         self.save_hyperparameters()
 
@@ -53,14 +53,10 @@ class StandardLibrary(LightningDataModule):
         self.train, self.val = random_split(windows, [0.98, 0.02], generator=torch.Generator().manual_seed(0))
 
     def train_dataloader(self) -> DataLoader[Tensor]:
-        return self._loader(self.train, shuffle=True)
+        return DataLoader(self.train, batch_size=self.hparams["batch_size"], shuffle=True, drop_last=True)
 
     def val_dataloader(self) -> DataLoader[Tensor]:
-        return self._loader(self.val, shuffle=False)
-
-    def _loader(self, data: Dataset[Tensor], shuffle: bool) -> DataLoader[Tensor]:
-        size, workers = self.hparams["batch_size"], self.hparams["num_workers"]
-        return DataLoader(data, batch_size=size, shuffle=shuffle, drop_last=True, num_workers=workers)
+        return DataLoader(self.val, batch_size=self.hparams["batch_size"])
 
 
 class Block(nn.Module):
@@ -104,7 +100,6 @@ class LanguageModel(LightningModule):
     def training_step(self, window: Tensor, batch_idx: int) -> Tensor:
         loss = F.cross_entropy(self(window[:, :-1]).flatten(0, 1), window[:, 1:].flatten())
         self.log("loss", loss, prog_bar=True)
-        self.log("bits_per_byte", loss / math.log(2), prog_bar=True)
         return loss
 
     def validation_step(self, window: Tensor, batch_idx: int) -> None:
@@ -117,5 +112,21 @@ class LanguageModel(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": warmup, "interval": "step"}}
 
 
+class DemoCLI(LightningCLI):
+    def after_fit(self) -> None:
+        """Sums the run up from rank 0's trace, if there is one."""
+        trace = next((callback for callback in self.trainer.callbacks if isinstance(callback, StepTrace)), None)
+        if trace is None or trace.path is None or not self.trainer.is_global_zero:
+            return
+        summary = summarize(read_trace(trace.path).records)
+        tokens = summary.steps * self.datamodule.hparams["batch_size"] * self.datamodule.hparams["context"]
+        seconds = summary.steps_seconds
+        print(f"\n{summary.render()}\n{tokens * self.trainer.world_size / seconds:,.0f} tokens/s")
+        if isinstance(self.trainer.strategy, HPCStrategy):
+            for level, sent in self.trainer.strategy.comm_stats.bytes_sent.items():
+                print(f"rank 0 sent {sent / 1e6:,.1f} MB of gradients, {level}")
+        print(f"trace: {trace.path}")
+
+
 if __name__ == "__main__":
-    LightningCLI(LanguageModel, StandardLibrary, save_config_kwargs={"overwrite": True})
+    DemoCLI(LanguageModel, StandardLibrary, save_config_kwargs={"overwrite": True})

@@ -1,1 +1,5 @@
+"""Lightning callbacks."""
 
+from lightning_hpc.callbacks.step_trace import StepTrace
+
+__all__ = ["StepTrace"]

@@ -1,0 +1,164 @@
+"""`StepTrace`: one record for each training iteration of each rank that says where its time went."""
+
+import os
+import platform
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
+from typing_extensions import override
+
+import lightning_hpc
+from lightning_hpc.callbacks.step_recorder import StepRecorder
+from lightning_hpc.trace.records import header_line
+from lightning_hpc.trace.writer import TraceWriter
+
+
+class StepTrace(Callback):
+    """Writes one record an iteration and rank to ``<dirpath>/attempt_000/rank_00000.jsonl``.
+
+    An iteration is one batch. Durations are in milliseconds, and the phases add up to ``total_ms``:
+
+    ==================== ==============================================================================================
+    ``data_prep_ms``     Wait for the batch.
+    ``h2d_ms``           Transfer of the batch to the device, with the hooks on its way.
+    ``schedule_ms``      Lightning and callbacks, this one included.
+    ``forward_ms``       Training step; with manual optimization, what of it is none of the others.
+    ``backward_ms``      Backward, without the communication that is exposed.
+    ``comm_ms``          Exposed communication: backward has finished, gradients are not reduced yet. Null if several
+                         ranks run a strategy that does not measure it, as ``"ddp"``.
+    ``optimizer_ms``     Optimizer step, gradient clipping, zeroing of gradients.
+    ``unattributed_ms``  The rest, which may be negative: total minus phases.
+    ``total_ms``         The iteration, from its fetch to the fetch of the next one, without validation.
+    ``optimizer_steps``  Optimizer steps in it: 0 while gradients accumulate.
+    ``comm_bytes``       Bytes sent in it. Null as above.
+    ``step``             ``trainer.global_step`` after it; beside ``batch``, ``epoch``, ``rank``.
+    ==================== ==============================================================================================
+
+    Start-up, the start of an epoch's loader, validation and what passes between epochs are records of type ``span``
+    (see `lightning_hpc.trace.timeline.Span`). The first line of a file is a header. A run that is started or resumed
+    gets the next attempt, the same on all ranks, so nothing is ever overwritten. Read the files with
+    `lightning_hpc.trace.read_traces`.
+
+    Times are the host's (``"clock": "host"`` in the header). On CUDA the host only launches work, so a phase holds the
+    launches and whatever the host waited for; no phase waits for the device on purpose.
+
+    Args:
+        dirpath: A local directory. None means ``step_trace`` in the directory of the first logger, or in the Trainer's
+            ``default_root_dir``.
+        console: Whether rank 0 prints the means of every ``log_every_n_steps`` iterations as
+            ``data_prep=12.4ms schedule=3.2ms compute=58.1ms comm=8.7ms``, compute being forward, backward and
+            optimizer.
+
+    Raises:
+        TypeError: At set-up, if the Trainer is one of ``pytorch_lightning``.
+        ValueError: At set-up, if the directory is not local, or if the Trainer has two of these callbacks.
+        OSError: At set-up, if the file cannot be made.
+    """
+
+    def __init__(self, dirpath: str | Path | None = None, console: bool = True) -> None:
+        super().__init__()
+        self._dirpath = dirpath
+        self._console = console
+        self._recorder: StepRecorder | None = None
+
+    @override
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        _require_lightning_trainer(trainer)
+        if stage != "fit":
+            return
+        if sum(isinstance(callback, StepTrace) for callback in trainer.callbacks) > 1:  # type: ignore[attr-defined]
+            raise ValueError("the Trainer has more than one StepTrace in its callbacks; leave one of them")
+        self._close()  # of a fit that ended without telling
+        dirpath = self._find_dirpath(trainer)
+        attempt = _agree_on_attempt(trainer, dirpath)
+        directory = dirpath / f"attempt_{attempt:03d}"
+        directory.mkdir(parents=True, exist_ok=True)
+        writer = TraceWriter(directory / f"rank_{trainer.global_rank:05d}.jsonl", _make_header(trainer, attempt))
+        console = self._console and trainer.is_global_zero
+        self._recorder = StepRecorder(trainer, writer, console, silent_prefix=f"[Callback]{self.state_key}.")
+
+    @override
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert self._recorder is not None
+        self._recorder.start_training()
+
+    # `manual_backward` announces no action; in automatic optimization the strategy's does the same.
+    @override
+    def on_before_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor) -> None:
+        if not pl_module.automatic_optimization and self._recorder is not None:
+            self._recorder.start_backward()
+
+    @override
+    def on_after_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not pl_module.automatic_optimization and self._recorder is not None:
+            self._recorder.stop_backward()
+
+    @override
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        assert self._recorder is not None
+        self._recorder.finish_batch(batch_idx)
+
+    @override
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        self._close()
+
+    @override
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self._recorder is not None:
+            self._recorder.close()
+            self._recorder = None
+
+    def _find_dirpath(self, trainer: pl.Trainer) -> Path:
+        # `log_dir` is a collective, so all ranks have to ask for it.
+        dirpath = self._dirpath or f"{trainer.log_dir or trainer.default_root_dir}/step_trace"
+        if "://" in str(dirpath):
+            raise ValueError(f"{dirpath!r} is not a local directory; give StepTrace(dirpath=…) one")
+        return Path(dirpath)
+
+
+def _require_lightning_trainer(trainer: object) -> None:
+    if any(base.__module__.partition(".")[0] == "pytorch_lightning" for base in type(trainer).__mro__):
+        raise TypeError(
+            f"StepTrace is a callback of lightning.pytorch, but the Trainer is a {type(trainer).__module__}"
+            f".{type(trainer).__qualname__}: pytorch_lightning and lightning.pytorch are different packages with the"
+            " same classes, which do not mix; import Trainer from lightning.pytorch"
+        )
+
+
+def _agree_on_attempt(trainer: pl.Trainer, dirpath: Path) -> int:
+    """The number of the first attempt that is free on all ranks, which may see different disks."""
+    numbers = [path.name.removeprefix("attempt_") for path in dirpath.glob("attempt_*")]
+    free = max((int(number) + 1 for number in numbers if number.isdecimal()), default=0)
+    # No rank makes its directory before all ranks have looked: the reduction waits for them.
+    mine = torch.tensor(free, device=trainer.strategy.root_device)
+    return int(trainer.strategy.reduce(mine, reduce_op="max"))
+
+
+def _make_header(trainer: pl.Trainer, attempt: int) -> bytes:
+    return header_line(
+        rank=trainer.global_rank,
+        world_size=trainer.world_size,
+        attempt=attempt,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        started_at=time.time(),
+        clock="host",
+        versions={
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "lightning": lightning.__version__,
+            "lightning_hpc": lightning_hpc.__version__,
+        },
+    )

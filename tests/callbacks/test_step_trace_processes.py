@@ -1,0 +1,79 @@
+"""`StepTrace` where several processes train, and where one is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+from lightning_hpc.callbacks import StepTrace
+from lightning_hpc.strategies import HPCStrategy
+from lightning_hpc.trace import read_trace, read_traces
+from tests.callbacks.models import Automatic, make_loader
+from tests.callbacks.test_step_trace import assert_closed, make_trainer
+from tests.helpers import run_ranks
+
+KILLED = """
+import sys
+from lightning_hpc.callbacks import StepTrace
+from tests.callbacks.models import Automatic, Sleeper, make_loader
+from tests.callbacks.test_step_trace import make_trainer
+trainer = make_trainer(StepTrace(sys.argv[1], console=False), max_epochs=-1)
+trainer.fit(Automatic(Sleeper("forward", 0.001)), make_loader(10_000))
+"""
+
+
+def test_kill_9_loses_no_finished_line(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], cwd=Path(__file__).parents[2])
+    path = tmp_path / "attempt_000" / "rank_00000.jsonl"
+    try:
+        deadline = time.monotonic() + 120
+        while not path.exists() or path.read_bytes().count(b"\n") < 30:
+            assert process.poll() is None
+            assert time.monotonic() < deadline, "no record within two minutes"
+            time.sleep(0.01)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    steps = read_trace(path).steps
+    assert len(steps) >= 28
+    assert [record["batch"] for record in steps] == list(range(len(steps)))
+
+
+def fit_on_ranks(rank: int, world_size: int, dirpath: Path, topology: Any) -> int:
+    warnings.simplefilter("ignore")
+    if rank == 1:
+        time.sleep(0.5)  # a rank that looks late must not see the directory of one that was early
+    strategy = "ddp" if topology is None else HPCStrategy(topology=topology)
+    trainer = make_trainer(StepTrace(dirpath, console=False), devices=world_size, strategy=strategy)
+    trainer.fit(Automatic(), make_loader(4))
+    return os.getpid()
+
+
+def test_ranks_agree_on_the_attempt_and_ddp_does_not_know_its_communication(tmp_path: Path) -> None:
+    (tmp_path / "attempt_004").mkdir()
+    pids = run_ranks(fit_on_ranks, 2, tmp_path, None, init_gloo=False)
+    traces = read_traces(tmp_path)
+    assert [str(trace.path.relative_to(tmp_path)) for trace in traces] == [
+        "attempt_005/rank_00000.jsonl",
+        "attempt_005/rank_00001.jsonl",
+    ]
+    assert [trace.header["pid"] for trace in traces] == pids
+    for rank, trace in enumerate(traces):
+        assert (trace.header["rank"], trace.header["world_size"], trace.header["attempt"]) == (rank, 2, 5)
+        assert len(trace.steps) == 2
+        assert {(record["rank"], record["comm_ms"], record["comm_bytes"]) for record in trace.steps} == {
+            (rank, None, None)
+        }
+        assert_closed(trace)
+
+
+def test_a_strategy_with_comm_stats_shows_its_communication(tmp_path: Path) -> None:
+    run_ranks(fit_on_ranks, 2, tmp_path, [[0], [1]], init_gloo=False)
+    for trace in read_traces(tmp_path):
+        assert all(record["comm_ms"] > 0 and record["comm_bytes"] > 0 for record in trace.steps)
+        assert all(isinstance(record["comm_bytes"], int) for record in trace.steps)
+        assert_closed(trace)
