@@ -12,26 +12,12 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningCLI
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
-from torch.utils.data import DataLoader, Dataset, random_split
+from torch.utils.data import DataLoader, random_split
 from torchmetrics.text import Perplexity
 
 from lightning_hpc.callbacks import StepTrace
-from lightning_hpc.strategies import HPCStrategy
+from lightning_hpc.comm import CommStats
 from lightning_hpc.trace import read_trace, summarize
-
-
-class Windows(Dataset[Tensor]):
-    """Consecutive windows of ``length + 1`` bytes: the input, and the same shifted by one as its target."""
-
-    def __init__(self, data: Tensor, length: int) -> None:
-        self.data, self.length = data, length
-
-    def __len__(self) -> int:
-        return (len(self.data) - 1) // self.length
-
-    def __getitem__(self, index: int) -> Tensor:
-        start = index * self.length
-        return self.data[start : start + self.length + 1].long()
 
 
 class StandardLibrary(LightningDataModule):
@@ -49,7 +35,9 @@ class StandardLibrary(LightningDataModule):
     def setup(self, stage: str) -> None:
         files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
         text = b"\n".join(file.read_bytes() for file in files)
-        windows = Windows(torch.frombuffer(bytearray(text), dtype=torch.uint8), self.hparams["context"])
+        context = self.hparams["context"]
+        # Consecutive windows of context + 1 bytes: the input, and the same shifted by one as its target.
+        windows = torch.frombuffer(bytearray(text), dtype=torch.uint8).unfold(0, context + 1, context)
         self.train, self.val = random_split(windows, [0.98, 0.02], generator=torch.Generator().manual_seed(0))
 
     def train_dataloader(self) -> DataLoader[Tensor]:
@@ -95,15 +83,15 @@ class LanguageModel(LightningModule):
         self.perplexity = Perplexity()
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.blocks(self.token(tokens) + self.position.weight[: tokens.shape[1]]))
+        return self.head(self.blocks(self.token(tokens.long()) + self.position.weight[: tokens.shape[1]]))
 
     def training_step(self, window: Tensor, batch_idx: int) -> Tensor:
-        loss = F.cross_entropy(self(window[:, :-1]).flatten(0, 1), window[:, 1:].flatten())
+        loss = F.cross_entropy(self(window[:, :-1]).flatten(0, 1), window[:, 1:].long().flatten())
         self.log("loss", loss, prog_bar=True)
         return loss
 
     def validation_step(self, window: Tensor, batch_idx: int) -> None:
-        self.perplexity(self(window[:, :-1]), window[:, 1:])
+        self.perplexity(self(window[:, :-1]), window[:, 1:].long())
         self.log("val_perplexity", self.perplexity, prog_bar=True)
 
     def configure_optimizers(self) -> dict[str, object]:
@@ -114,18 +102,16 @@ class LanguageModel(LightningModule):
 
 class DemoCLI(LightningCLI):
     def after_fit(self) -> None:
-        """Sums the run up from rank 0's trace, if there is one."""
-        trace = next((callback for callback in self.trainer.callbacks if isinstance(callback, StepTrace)), None)
-        if trace is None or trace.path is None or not self.trainer.is_global_zero:
+        """Sums up what rank 0's trace says, if there is one."""
+        traces = [callback.path for callback in self.trainer.callbacks if isinstance(callback, StepTrace)]
+        if not traces or not self.trainer.is_global_zero:
             return
-        summary = summarize(read_trace(trace.path).records)
-        tokens = summary.steps * self.datamodule.hparams["batch_size"] * self.datamodule.hparams["context"]
-        seconds = summary.steps_seconds
-        print(f"\n{summary.render()}\n{tokens * self.trainer.world_size / seconds:,.0f} tokens/s")
-        if isinstance(self.trainer.strategy, HPCStrategy):
-            for level, sent in self.trainer.strategy.comm_stats.bytes_sent.items():
-                print(f"rank 0 sent {sent / 1e6:,.1f} MB of gradients, {level}")
-        print(f"trace: {trace.path}")
+        summary, data = summarize(read_trace(traces[0]).records), self.datamodule.hparams
+        tokens = summary.steps * self.trainer.world_size * data["batch_size"] * data["context"]
+        print(f"\n{summary.render()}\n{tokens / summary.step_seconds:,.0f} tokens/s")
+        for level, sent in getattr(self.trainer.strategy, "comm_stats", CommStats()).bytes_sent.items():
+            print(f"rank 0 sent {sent / 1e6:,.1f} MB of gradients ({level})")
+        print(f"trace: {traces[0]}")
 
 
 if __name__ == "__main__":

@@ -24,4 +24,3 @@ def main() -> None:
             "version": lightning_hpc.__version__,
         }
     )
-

@@ -5,7 +5,7 @@ import warnings
 from typing import Any, cast
 
 import lightning.pytorch as pl
-from lightning_utilities.core.rank_zero import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_hpc.callbacks.comm_meter import CommMeter
 from lightning_hpc.callbacks.phase_profiler import PhaseProfiler

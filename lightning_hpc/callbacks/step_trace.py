@@ -56,6 +56,9 @@ class StepTrace(Callback):
             ``data_prep=12.4ms schedule=3.2ms compute=58.1ms comm=8.7ms``, compute being forward, backward and
             optimizer.
 
+    Attributes:
+        path: This rank's file of the current or last fit; None before the first.
+
     Raises:
         TypeError: At set-up, if the Trainer is one of ``pytorch_lightning``.
         ValueError: At set-up, if the directory is not local, or if the Trainer has two of these callbacks.
@@ -67,6 +70,7 @@ class StepTrace(Callback):
         self._dirpath = dirpath
         self._console = console
         self._recorder: StepRecorder | None = None
+        self.path: Path | None = None
 
     @override
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -80,7 +84,8 @@ class StepTrace(Callback):
         attempt = _agree_on_attempt(trainer, dirpath)
         directory = dirpath / f"attempt_{attempt:03d}"
         directory.mkdir(parents=True, exist_ok=True)
-        writer = TraceWriter(directory / f"rank_{trainer.global_rank:05d}.jsonl", _make_header(trainer, attempt))
+        self.path = directory / f"rank_{trainer.global_rank:05d}.jsonl"
+        writer = TraceWriter(self.path, _make_header(trainer, attempt))
         console = self._console and trainer.is_global_zero
         self._recorder = StepRecorder(trainer, writer, console, silent_prefix=f"[Callback]{self.state_key}.")
 
@@ -125,7 +130,7 @@ class StepTrace(Callback):
         dirpath = self._dirpath or f"{trainer.log_dir or trainer.default_root_dir}/step_trace"
         if "://" in str(dirpath):
             raise ValueError(f"{dirpath!r} is not a local directory; give StepTrace(dirpath=…) one")
-        return Path(dirpath)
+        return Path(dirpath).absolute()
 
 
 def _require_lightning_trainer(trainer: object) -> None:

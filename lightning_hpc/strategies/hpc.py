@@ -48,7 +48,8 @@ class HPCStrategy(DDPStrategy):
             hierarchy, on every device.
 
     Attributes:
-        comm_stats: What the current or last ``fit`` sent, by level, and how long its steps waited for it.
+        comm_stats: What the current or last ``fit`` sent, by level, and how long its steps waited for it. None where
+            your own ``ddp_comm_hook`` reduces the gradients, since nobody measures it.
 
     Raises:
         ValueError: If an argument is not one of the above. That the topology covers all processes is checked when the
@@ -70,7 +71,7 @@ class HPCStrategy(DDPStrategy):
         self._bucket_cap_mb = _parse_mebibytes("bucket_cap_mb", bucket_cap_mb)
         self._slice_mb = _parse_mebibytes("slice_mb", slice_mb)
         self._reducer: GradientReducer | None = None
-        self.comm_stats = CommStats()
+        self.comm_stats: CommStats | None = CommStats()
         if self._ddp_comm_hook is not None and isinstance(self._topology, Topology):
             raise ValueError(
                 f"topology={self._topology} and ddp_comm_hook={self._ddp_comm_hook!r} exclude each other, since"
@@ -101,12 +102,12 @@ class HPCStrategy(DDPStrategy):
 
     @override
     def configure_ddp(self) -> None:
-        self.comm_stats = CommStats()
         topology = self._agree_on_topology()
         self._set_bucket_cap(topology)
         super().configure_ddp()
-        if self._ddp_comm_hook is None and self.world_size > 1:
-            self._register_hook(topology)
+        self.comm_stats = CommStats() if self._ddp_comm_hook is None else None
+        if self.comm_stats is not None and self.world_size > 1:
+            self._register_hook(topology, self.comm_stats)
         rank_zero_info(self._announcement(topology))
 
     @override
@@ -130,7 +131,8 @@ class HPCStrategy(DDPStrategy):
         **kwargs: Any,
     ) -> Any:
         output = super().optimizer_step(optimizer, closure, model, **kwargs)
-        self.comm_stats.steps += 1
+        if self.comm_stats is not None:
+            self.comm_stats.steps += 1
         return output
 
     @override
@@ -178,14 +180,14 @@ class HPCStrategy(DDPStrategy):
         elif topology.depth > 1 and self._ddp_comm_hook is None:
             self._ddp_kwargs["bucket_cap_mb"] = _BUCKET_MIB
 
-    def _register_hook(self, topology: Topology) -> None:
+    def _register_hook(self, topology: Topology, stats: CommStats) -> None:
         """Registers the gradient hook, on every device."""
         self._reducer = GradientReducer(
             topology,
             device=self.root_device,
             slice_bytes=int((self._slice_mb or _SLICE_MIB) * 2**20),
             timeout=self._timeout,
-            stats=self.comm_stats,
+            stats=stats,
         )
         assert isinstance(self.model, DistributedDataParallel)
         self.model.register_comm_hook(self._reducer, reduce_gradients)

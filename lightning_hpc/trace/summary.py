@@ -33,12 +33,14 @@ class TraceSummary:
     Attributes:
         steps: Iterations, one a batch.
         optimizer_steps: Optimizer steps.
+        step_seconds: Seconds of iterations.
         wall_seconds: Seconds of iterations and spans together.
         phases: One for each of `PHASES`, then ``total``.
     """
 
     steps: int
     optimizer_steps: int
+    step_seconds: float
     wall_seconds: float
     phases: tuple[PhaseSummary, ...]
 
@@ -72,6 +74,7 @@ def summarize(records: Iterable[Record]) -> TraceSummary:
     return TraceSummary(
         steps=len(steps),
         optimizer_steps=sum(step["optimizer_steps"] for step in steps),
+        step_seconds=total_ms / 1e3,
         wall_seconds=(total_ms + sum(record["duration_ms"] for record in records if record["type"] == "span")) / 1e3,
         phases=tuple(_summarize_phase(name, steps, total_ms) for name in (*PHASES, "total")),
     )
