@@ -1,6 +1,10 @@
-"""Several "nodes" on one machine, joined by links of a chosen speed.
+r"""Several "nodes" on one machine, joined by links of a chosen speed.
 
-python benchmarks/cluster.py --nodes 2 --ranks-per-node 2 --rate-mbit 200 -- python train.py
+.venv/bin/python benchmarks/cluster.py --nodes 2 --ranks-per-node 2 --rate-mbit 200 -- \
+    .venv/bin/python examples/language_model.py fit --config examples/language_model.yaml \
+    --trainer.strategy=hpc --trainer.num_nodes=2 --trainer.devices=2 --trainer.max_steps=20
+
+What it runs is what `torchrun` would run on each rank: a Trainer needs ``num_nodes`` and ``devices`` to match.
 
 Each node has network, host name, process numbers and /dev/shm of its own. A node lives as long as its *holder*, the
 first process in fresh namespaces, which reads a pipe whose other end this process holds. When this process ends, in

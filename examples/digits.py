@@ -92,6 +92,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     seed_everything(1)
+    trace = StepTrace()
     trainer = Trainer(
         accelerator="cpu",
         devices=arguments.devices,
@@ -99,11 +100,13 @@ def main() -> None:
         max_epochs=arguments.max_epochs,
         default_root_dir="runs/digits",
         logger=False,
-        callbacks=[StepTrace(), ModelCheckpoint(dirpath="runs/digits", monitor="val_accuracy", mode="max")],
+        callbacks=[trace, ModelCheckpoint("runs/digits/checkpoints", monitor="val_accuracy", mode="max")],
     )
     model, data = DigitReader(), Digits(arguments.batch_size)
     trainer.fit(model, data)
     trainer.test(model, data)
+    if trainer.is_global_zero:
+        print(f"trace: {trace.path}")
 
 
 if __name__ == "__main__":

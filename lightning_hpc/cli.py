@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from pathlib import Path
 
 import lightning_hpc
 
@@ -16,11 +17,14 @@ def main() -> None:
         sys.exit("lightning-hpc needs jsonargparse, which is not installed. Run: pip install 'lightning-hpc[cli]'")
     from lightning.pytorch.cli import LightningCLI
 
+    # As for `python script.py`, so that a class_path may name a module beside the config file.
+    sys.path.insert(0, str(Path.cwd()))
     LightningCLI(
+        save_config_kwargs={"overwrite": True},  # else a second run into the same folder is refused
         parser_kwargs={
             "prog": "lightning-hpc",
             "description": "Trains a LightningModule from a YAML file or from arguments, as LightningCLI does; the"
             " strategies hpc, hpc_spawn, … and the classes of lightning_hpc are known by name.",
             "version": lightning_hpc.__version__,
-        }
+        },
     )

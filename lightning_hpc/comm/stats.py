@@ -31,7 +31,7 @@ class CommStats:
     codecs: Counter[str] = field(default_factory=Counter)
     fallbacks: Counter[str] = field(default_factory=Counter)
     exposed_seconds: float = 0.0
-    _sent: list[SentBytes] = field(default_factory=list)
+    _sent: list[SentBytes] = field(default_factory=list, repr=False)
 
     @property
     def bytes_sent(self) -> dict[str, int]:

@@ -122,8 +122,8 @@ class Topology:
         """
         if self.world_size != world_size:
             raise ValueError(
-                f"the topology {self} has {self.world_size} ranks but the job has {world_size}"
-                " (devices x num_nodes); it must name every rank once"
+                f"the topology {self} names {self.world_size} of the job's {world_size} ranks"
+                " (devices x num_nodes); it must name each of them once"
             )
 
     def __str__(self) -> str:

@@ -1,5 +1,7 @@
 """`Trainer(strategy="hpc")`: DDP whose gradients are reduced level by level over the topology of the cluster."""
 
+import difflib
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -26,7 +28,7 @@ COMPRESSIONS = ("none",)
 
 # Measured with 13 MB of gradients on 2 x 2 emulated ranks at 50 and 200 Mbit/s; see docs/communication.md.
 _BUCKET_MIB = 2.0
-_SLICE_MIB = 1.0
+_SLICE_MIB = 2.0
 
 
 class HPCStrategy(DDPStrategy):
@@ -43,7 +45,7 @@ class HPCStrategy(DDPStrategy):
         compression: ``"none"``: exact.
         bucket_cap_mb: Gradients are reduced in buckets of this many MiB while backward still runs; ``"auto"`` is 2 over
             several nodes and DDP's own default otherwise.
-        slice_mb: MiB of a bucket that move through the levels together; ``"auto"`` is 1.
+        slice_mb: MiB of a bucket that move through the levels together; ``"auto"`` is 2.
         **kwargs: Everything `DDPStrategy` and `DistributedDataParallel` take. A ``ddp_comm_hook`` replaces the
             hierarchy, on every device.
 
@@ -52,6 +54,7 @@ class HPCStrategy(DDPStrategy):
             your own ``ddp_comm_hook`` reduces the gradients, since nobody measures it.
 
     Raises:
+        TypeError: If an argument has an unknown name.
         ValueError: If an argument is not one of the above. That the topology covers all processes is checked when the
             Trainer is made, before it starts any.
     """
@@ -64,6 +67,7 @@ class HPCStrategy(DDPStrategy):
         slice_mb: float | Literal["auto"] = "auto",
         **kwargs: Any,
     ) -> None:
+        _require_known(kwargs)
         super().__init__(**kwargs)
         if compression not in COMPRESSIONS:
             raise ValueError(f"compression={compression!r} is not available; choose one of: {', '.join(COMPRESSIONS)}")
@@ -212,6 +216,17 @@ class HPCStrategy(DDPStrategy):
                 f"sync_batchnorm=True needs CUDA: torch's SyncBatchNorm does not run on {self.root_device.type!r};"
                 " set Trainer(sync_batchnorm=False), or use a normalisation without batch statistics"
             )
+
+
+def _require_known(kwargs: dict[str, Any]) -> None:
+    """Raises TypeError for a misspelt argument, which torch would find only after all processes have started."""
+    constructors = (HPCStrategy.__init__, DDPStrategy.__init__, DistributedDataParallel.__init__)
+    known = {name for constructor in constructors for name in inspect.signature(constructor).parameters}
+    unknown = sorted(kwargs.keys() - known)
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else " and neither does DistributedDataParallel"
+        raise TypeError(f"HPCStrategy takes no argument {unknown[0]!r}{hint}")
 
 
 def _parse_topology(topology: str | Sequence[Any] | Topology) -> Topology | Literal["auto", "flat"]:

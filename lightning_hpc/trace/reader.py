@@ -64,11 +64,13 @@ def read_traces(path: str | Path) -> list[Trace]:
     """Reads a file, or all ``*.jsonl`` files of a directory tree, ordered by path.
 
     Raises:
-        FileNotFoundError: If there is no such file, or no trace in the directory.
+        FileNotFoundError: If there is no such path, or no trace in the directory.
         TraceFileError: As `read_trace`.
         OSError: If a file cannot be read.
     """
     path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"{path.absolute()} does not exist; give the directory that StepTrace has written to")
     if not path.is_dir():
         return [read_trace(path)]
     files = sorted(path.rglob("*.jsonl"))

@@ -47,7 +47,8 @@ class TraceSummary:
     def render(self) -> str:
         """A plain text table."""
         lines = [
-            f"{self.steps} steps, {self.optimizer_steps} optimizer steps, {self.wall_seconds:.1f} s",
+            f"{self.steps} steps with {self.optimizer_steps} optimizer steps in {self.step_seconds:.1f} s;"
+            f" {self.wall_seconds:.1f} s with start, validation and the time between epochs",
             f"{'phase':<14}{'sum':>12}{'mean':>12}{'median':>12}{'share':>8}",
         ]
         for phase in self.phases:

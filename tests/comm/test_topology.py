@@ -60,7 +60,7 @@ def test_wrong_input_is_quoted_and_the_way_out_shown(domains: Any, complaint: st
 
 
 def test_wrong_world_size_quotes_both() -> None:
-    with pytest.raises(ValueError, match=r"\[\[0, 1\], \[2, 3\]\] has 4 ranks but the job has 8"):
+    with pytest.raises(ValueError, match=r"\[\[0, 1\], \[2, 3\]\] names 4 of the job's 8 ranks"):
         Topology.from_lists([[0, 1], [2, 3]]).require_world_size(8)
 
 

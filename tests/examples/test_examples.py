@@ -43,5 +43,5 @@ def test_language_model_takes_the_hierarchical_path_and_sums_up(tmp_path: Path) 
     overrides = ["--trainer.max_steps=10", "--trainer.val_check_interval=5", "--model.width=64", "--model.depth=2"]
     output = run_example(tmp_path, "language_model.py", "fit", "--config", config, *overrides)
     assert "hierarchical all-reduce over 2 nodes" in output
-    for word in ("10 steps", "tokens/s", "backward", "inter_node", str(tmp_path)):
+    for word in ("10 steps with 10 optimizer steps", "tokens/s", "backward", "inter_node", str(tmp_path)):
         assert word in output

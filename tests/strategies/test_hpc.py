@@ -258,10 +258,17 @@ def test_wrong_arguments_are_quoted(kwargs: dict, complaint: str) -> None:
     assert complaint in str(error.value)
 
 
+def test_a_misspelt_argument_is_found_at_once() -> None:
+    with pytest.raises(TypeError, match="takes no argument 'topolgy'; did you mean 'topology'"):
+        HPCStrategy(topolgy=[[0], [1]])
+    with pytest.raises(TypeError, match="takes no argument 'colour'"):
+        HPCStrategy(colour="blue")
+
+
 def test_topology_of_another_size_is_refused_before_any_process_starts() -> None:
-    with pytest.raises(ValueError, match=r"has 4 ranks but the job has 2"):
+    with pytest.raises(ValueError, match=r"names 4 of the job's 2 ranks"):
         Trainer(accelerator="cpu", devices=2, strategy=HPCStrategy(topology=[[0, 1], [2, 3]]))
-    with pytest.raises(ValueError, match=r"has 4 ranks but the job has 8"):
+    with pytest.raises(ValueError, match=r"names 4 of the job's 8 ranks"):
         Trainer(accelerator="cpu", devices=2, num_nodes=4, strategy=HPCStrategy(topology=Topology.flat(4)))
 
 

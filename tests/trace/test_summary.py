@@ -41,7 +41,7 @@ def test_a_phase_that_is_unknown_in_a_step_is_unknown() -> None:
 
 def test_the_table() -> None:
     assert summarize([step(8, comm_ms=None), step(8, comm_ms=None)]).render().splitlines() == [
-        "2 steps, 2 optimizer steps, 0.0 s",
+        "2 steps with 2 optimizer steps in 0.0 s; 0.0 s with start, validation and the time between epochs",
         "phase                  sum        mean      median   share",
         "data_prep         2.000 ms    1.000 ms    1.000 ms   10.0%",
         "h2d               0.000 ms    0.000 ms    0.000 ms    0.0%",
