@@ -56,9 +56,9 @@ class HierarchicalAllReduce:
         slices = [self._shards(part) for part in self._cut(flat)]
         return self._pipeline.submit(slices, tensor)
 
-    def close(self) -> None:
-        """Ends the executor; what is still under way is given up."""
-        self._pipeline.close()
+    def close(self) -> bool:
+        """Ends the executor; what is still under way is given up. Returns whether no collective was left unfinished."""
+        return self._pipeline.close()
 
     def _cut(self, flat: Tensor) -> Sequence[Tensor]:
         """Slices of equal size near the wanted one; a small rest would pay a round trip of its own on every level."""
@@ -102,9 +102,12 @@ class _Scaled:
     def __str__(self) -> str:
         return str(self._stage)
 
-    def __call__(self, shards: Slice) -> None:
+    def start(self, shards: Slice) -> dist.Work | None:
         shards[0].mul_(self._scale)
-        self._stage(shards)
+        return self._stage.start(shards)
+
+    def finish(self, shards: Slice) -> None:
+        self._stage.finish(shards)
 
 
 class _ReduceScatter:
@@ -122,20 +125,25 @@ class _ReduceScatter:
     def __str__(self) -> str:
         return f"reduce-scatter of {self._level}"
 
-    def __call__(self, shards: Slice) -> None:
+    def start(self, shards: Slice) -> dist.Work | None:
         whole, shard = shards[self._depth], shards[self._depth + 1]
         level = self._level
-        received = self._received(level.size * shard.numel(), whole)
-        dist.all_to_all_single(
-            received,
+        self._sent.total += (whole.numel() - shard.numel()) * whole.element_size()
+        work: dist.Work | None = dist.all_to_all_single(
+            self._received(level.size * shard.numel(), whole),
             whole,
             output_split_sizes=[shard.numel()] * level.size,
             input_split_sizes=_split_sizes(whole.numel(), level),
             group=level.up,
+            async_op=True,
         )
-        self._sent.total += (whole.numel() - shard.numel()) * whole.element_size()
+        return work
+
+    def finish(self, shards: Slice) -> None:
+        shard = shards[self._depth + 1]
         if shard.numel():
-            _sum_into(shard, received.view(level.size, -1), self._scale)
+            received = self._received(self._level.size * shard.numel(), shard)
+            _sum_into(shard, received.view(self._level.size, -1), self._scale)
 
 
 class _AllReduce:
@@ -148,12 +156,16 @@ class _AllReduce:
     def __str__(self) -> str:
         return f"all-reduce of {self._level}"
 
-    def __call__(self, shards: Slice) -> None:
+    def start(self, shards: Slice) -> dist.Work | None:
         shard = shards[self._depth]
         if not shard.numel():
-            return
-        dist.all_reduce(shard, group=self._level.up)
+            return None
         self._sent.total += ring_bytes(shard.numel() * shard.element_size(), self._level.size)
+        work: dist.Work | None = dist.all_reduce(shard, group=self._level.up, async_op=True)
+        return work
+
+    def finish(self, shards: Slice) -> None:
+        """The sum is in place."""
 
 
 class _AllGather:
@@ -167,19 +179,24 @@ class _AllGather:
     def __str__(self) -> str:
         return f"all-gather of {self._level}"
 
-    def __call__(self, shards: Slice) -> None:
+    def start(self, shards: Slice) -> dist.Work | None:
         whole, shard = shards[self._depth], shards[self._depth + 1]
         level = self._level
+        self._sent.total += shard.numel() * shard.element_size() * (level.size - 1)
         copies = self._copies(level.size * shard.numel(), whole)
         copies.view(level.size, shard.numel()).copy_(shard)
-        dist.all_to_all_single(
+        work: dist.Work | None = dist.all_to_all_single(
             whole,
             copies,
             output_split_sizes=_split_sizes(whole.numel(), level),
             input_split_sizes=[shard.numel()] * level.size,
             group=level.down,
+            async_op=True,
         )
-        self._sent.total += shard.numel() * shard.element_size() * (level.size - 1)
+        return work
+
+    def finish(self, shards: Slice) -> None:
+        """The whole slice is in place."""
 
 
 class _Scratch:

@@ -6,6 +6,7 @@ again, until one level is left. Nodes of different size have as many lanes as th
 hand all their data to the lanes' owners and take no part further out.
 """
 
+import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -107,6 +108,17 @@ def destroy_levels(levels: list[Level]) -> None:
     """Gives the groups of `make_levels` back."""
     for group in {id(group): group for level in levels for group in (level.up, level.down)}.values():
         dist.destroy_process_group(group)
+
+
+def keep_levels_for_ever(levels: list[Level]) -> None:
+    """Keeps groups whose collectives will not finish from being destructed, which would wait for them.
+
+    gloo's destructor joins its workers, and so would hold up the end of a process whose peers are gone until the
+    time-out. A reference in Python is given up when the interpreter ends; one that nobody owns is not.
+    """
+    for level in levels:
+        for group in (level.up, level.down):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def _plan(domains: Domain, height: int) -> Iterator[GroupPlan]:

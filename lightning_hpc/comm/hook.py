@@ -12,7 +12,7 @@ from torch.futures import Future
 from lightning_hpc.comm.allreduce import HierarchicalAllReduce
 from lightning_hpc.comm.exposed import CudaExposedClock, ExposedClock, HostExposedClock
 from lightning_hpc.comm.flat import FlatAllReduce
-from lightning_hpc.comm.groups import destroy_levels, make_levels
+from lightning_hpc.comm.groups import destroy_levels, keep_levels_for_ever, make_levels
 from lightning_hpc.comm.pipeline import StreamPipeline, ThreadPipeline
 from lightning_hpc.comm.stats import CommStats
 from lightning_hpc.comm.topology import Topology
@@ -80,8 +80,8 @@ class GradientReducer:
 
     def close(self) -> None:
         """Ends the executor and gives the process groups back."""
-        if self._hierarchical is not None:
-            self._hierarchical.close()
+        if self._hierarchical is not None and not self._hierarchical.close():
+            keep_levels_for_ever(self._levels)
         destroy_levels(self._levels)
 
 

@@ -2,13 +2,14 @@
 
 import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, Protocol, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 from typing_extensions import override
@@ -16,14 +17,21 @@ from typing_extensions import override
 Slice: TypeAlias = Sequence[Tensor]
 """What the stages work on: ``slice[k]`` is what this rank holds of it after k levels up. All are views."""
 
-_JOIN_SECONDS = 1.0
+_LOOK_UP = timedelta(milliseconds=200)
+"""How often a waiting thread looks whether the pipeline was closed; it learns at once that its work is done."""
 
 
 class Stage(Protocol):
-    """One step of a slice's way. Works in place; `str` of it names the step in errors."""
+    """One step of a slice's way: a collective, and what is to be done with its outcome.
 
-    def __call__(self, shards: Slice) -> None:
-        """Takes one slice a step further."""
+    Works in place and on one slice at a time; `str` of it names the step in errors.
+    """
+
+    def start(self, shards: Slice) -> dist.Work | None:
+        """Issues the collective; None if this rank has no part in it for this slice."""
+
+    def finish(self, shards: Slice) -> None:
+        """Uses what the collective has brought. Called once its work is done, or its stream waits for it."""
 
 
 class Pipeline(Protocol):
@@ -32,8 +40,12 @@ class Pipeline(Protocol):
     def submit(self, slices: Sequence[Slice], tensor: Tensor) -> Future[Tensor]:
         """Starts the work. The future holds ``tensor`` once all its slices have passed all stages."""
 
-    def close(self) -> None:
-        """Ends the pipeline; futures of work still under way complete with an error."""
+    def close(self) -> bool:
+        """Ends the pipeline; futures of work still under way complete with an error.
+
+        Returns:
+            Whether no collective was left unfinished.
+        """
 
 
 class CommunicationError(RuntimeError):
@@ -53,6 +65,9 @@ class ThreadPipeline(Pipeline):
     need themselves, so that waiting there deadlocks (pytorch#48478). When a stage raises, the futures of everything
     under way complete with a `CommunicationError`, and so does all that is submitted later: peers that did not see the
     error are at another place by then.
+
+    `close` also ends a thread whose collective waits for a peer that will never come. Left behind in C++, such a thread
+    would ask for the interpreter while that shuts down, which aborts the process.
     """
 
     def __init__(self, stages: Sequence[Stage]) -> None:
@@ -60,6 +75,8 @@ class ThreadPipeline(Pipeline):
         self._lock = threading.Lock()
         self._under_way: deque[_Job] = deque()  # guarded by the lock, as is the next one
         self._error: CommunicationError | None = None
+        self._closed = False
+        self._unfinished = False
         self._queues = [queue.SimpleQueue[tuple[Slice, bool] | None]() for _ in stages]
         self._threads = [
             threading.Thread(target=self._work, args=(index, stage), name=f"hpc {stage}", daemon=True)
@@ -84,14 +101,14 @@ class ThreadPipeline(Pipeline):
         return job.future
 
     @override
-    def close(self) -> None:
+    def close(self) -> bool:
+        self._closed = True
         self._fail(CommunicationError("the all-reduce was closed while it was under way"))
         for stage_queue in self._queues:
             stage_queue.put(None)
-        deadline = time.monotonic() + _JOIN_SECONDS
         for thread in self._threads:
-            # One that still waits for a dead peer is a daemon and goes with the process.
-            thread.join(max(deadline - time.monotonic(), 0))
+            thread.join()
+        return not self._unfinished
 
     def _work(self, index: int, stage: Stage) -> None:
         following = self._queues[index + 1] if index + 1 < len(self._queues) else None
@@ -100,7 +117,10 @@ class ThreadPipeline(Pipeline):
             if self._error is not None:
                 continue
             try:
-                stage(shards)
+                work = stage.start(shards)
+                if work is not None and not self._wait(work):
+                    continue
+                stage.finish(shards)
             except BaseException as error:
                 failure = CommunicationError(f"{stage} failed: {error}")
                 failure.__cause__ = error
@@ -110,6 +130,19 @@ class ThreadPipeline(Pipeline):
                 following.put(item)
             elif is_last_slice:
                 self._finish()
+
+    def _wait(self, work: dist.Work) -> bool:
+        """Waits until the work is done, raising its error, or the pipeline is closed; returns whether it is done."""
+        while True:
+            try:
+                work.wait(_LOOK_UP)
+                return True
+            except RuntimeError:
+                if work.is_completed():
+                    raise  # its own error, where otherwise only our short wait is over
+                if self._closed:
+                    self._unfinished = True
+                    return False
 
     def _finish(self) -> None:
         """Completes the oldest job. Whoever takes a job out of the queue completes its future, so that is done once."""
@@ -155,7 +188,10 @@ class StreamPipeline(Pipeline):
             for stage, stream in zip(self._stages, self._streams, strict=True):
                 stream.wait_event(passed)
                 with torch.cuda.stream(stream):
-                    stage(shards)
+                    work = stage.start(shards)
+                    if work is not None:
+                        work.wait()  # the stream waits, the CPU goes on
+                    stage.finish(shards)
                 passed = stream.record_event()
         future: Future[Tensor] = Future(devices=[self._device])
         with torch.cuda.stream(self._streams[-1]):
@@ -164,5 +200,6 @@ class StreamPipeline(Pipeline):
         return future
 
     @override
-    def close(self) -> None:
+    def close(self) -> bool:
         """Nothing to end: the streams' work is bounded by NCCL's own time-out."""
+        return True

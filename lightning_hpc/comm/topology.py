@@ -42,8 +42,9 @@ class Topology:
         if twice:
             raise ValueError(f"the topology {self} has rank {twice[0]} more than once; {_EXAMPLE}")
         if sorted(ranks) != list(range(len(ranks))):
-            missing = sorted(set(range(max(ranks) + 1)) - set(ranks))
-            raise ValueError(f"the topology {self} leaves out rank {missing[0]}; {_EXAMPLE}")
+            present = set(ranks)  # the numbers themselves may be huge
+            missing = next(rank for rank in range(len(ranks)) if rank not in present)
+            raise ValueError(f"the topology {self} leaves out rank {missing}; {_EXAMPLE}")
 
     @classmethod
     def flat(cls, world_size: int) -> Self:
@@ -80,11 +81,11 @@ class Topology:
             raise FileNotFoundError(f"topology={str(path)!r} is not 'auto', 'flat' or the path of a saved topology")
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
+            if not isinstance(content, dict) or content.get("format") != _FORMAT:
+                raise ValueError(f'it lacks "format": "{_FORMAT}"')
+            return cls.from_lists(content.get("domains", []))
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{file} is not a saved topology: {error}") from error
-        if not isinstance(content, dict) or content.get("format") != _FORMAT:
-            raise ValueError(f'{file} is not a saved topology: it lacks "format": "{_FORMAT}"')
-        return cls.from_lists(content.get("domains", []))
 
     def save(self, path: str | Path) -> None:
         """Writes the topology as a small JSON file."""
@@ -142,6 +143,8 @@ def innermost(domain: Domain) -> Iterator[tuple[int, ...]]:
 def _to_tuples(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return tuple(_to_tuples(item) for item in value)
+    if hasattr(value, "tolist"):  # numpy's arrays and integers
+        return _to_tuples(value.tolist())
     return value
 
 

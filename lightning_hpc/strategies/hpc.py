@@ -2,7 +2,9 @@
 
 import difflib
 import inspect
+import os
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any, Literal
 
 import lightning.pytorch as pl
@@ -61,7 +63,7 @@ class HPCStrategy(DDPStrategy):
 
     def __init__(
         self,
-        topology: str | Sequence[Any] | Topology = "auto",
+        topology: str | os.PathLike[str] | Sequence[Any] | Topology = "auto",
         compression: str = "none",
         bucket_cap_mb: float | Literal["auto"] = "auto",
         slice_mb: float | Literal["auto"] = "auto",
@@ -138,6 +140,17 @@ class HPCStrategy(DDPStrategy):
         if self.comm_stats is not None:
             self.comm_stats.steps += 1
         return output
+
+    @override
+    def on_exception(self, exception: BaseException) -> None:
+        super().on_exception(exception)
+        # Where Lightning advises another `ddp`, the user wants another `hpc`.
+        exception.args = tuple(
+            text.replace("'ddp_find", "'hpc_find").replace("DDPStrategy(find", "HPCStrategy(find")
+            if isinstance(text, str)
+            else text
+            for text in exception.args
+        )
 
     @override
     def teardown(self) -> None:
@@ -229,22 +242,22 @@ def _require_known(kwargs: dict[str, Any]) -> None:
         raise TypeError(f"HPCStrategy takes no argument {unknown[0]!r}{hint}")
 
 
-def _parse_topology(topology: str | Sequence[Any] | Topology) -> Topology | Literal["auto", "flat"]:
+def _parse_topology(topology: str | os.PathLike[str] | Sequence[Any] | Topology) -> Topology | Literal["auto", "flat"]:
     if isinstance(topology, Topology):
         return topology
+    if not isinstance(topology, (str, os.PathLike)):
+        return Topology.from_lists(topology)
     if topology == "auto":
         return "auto"
     if topology == "flat":
         return "flat"
-    if isinstance(topology, str):
-        return Topology.load(topology)
-    return Topology.from_lists(topology)
+    return Topology.load(os.fspath(topology))
 
 
-def _parse_mebibytes(name: str, value: float | Literal["auto"]) -> float | None:
+def _parse_mebibytes(name: str, value: object) -> float | None:
     """None stands for "auto"."""
-    if value == "auto":
+    if isinstance(value, str) and value == "auto":
         return None
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
-        raise ValueError(f"{name}={value!r} must be 'auto' or a positive number of MiB")
-    return value
+    if not isinstance(value, Real) or isinstance(value, bool) or not 2**-20 <= value <= 2**20:
+        raise ValueError(f"{name}={value!r} must be 'auto' or a positive number of MiB, from a byte to a TiB")
+    return float(value)

@@ -144,13 +144,19 @@ def _random_topology(rng: random.Random, world_size: int) -> Topology:
     return Topology.from_lists(nodes)
 
 
-def _delayed(stage: Any, rng: random.Random, chance: float) -> Any:
-    def run(shards: Any) -> None:
-        if rng.random() < chance:
-            time.sleep(rng.random() * 2e-3)  # perturbs the order of events; no result depends on it
-        stage(shards)
+class _Delayed:
+    """A stage that starts late now and then, to perturb the order of events; no result depends on it."""
 
-    return run
+    def __init__(self, stage: Any, rng: random.Random, chance: float) -> None:
+        self.stage, self.rng, self.chance = stage, rng, chance
+
+    def start(self, shards: Any) -> Any:
+        if self.rng.random() < self.chance:
+            time.sleep(self.rng.random() * 2e-3)
+        return self.stage.start(shards)
+
+    def finish(self, shards: Any) -> None:
+        self.stage.finish(shards)
 
 
 def _random_runs(rank: int, world_size: int, first: int, count: int) -> None:
@@ -163,7 +169,7 @@ def _random_runs(rank: int, world_size: int, first: int, count: int) -> None:
         chance = rng.choice([0.0, 0.05, 0.5])
         own = random.Random(f"{seed} {rank}")  # … and delays of its own on each
         hook.ThreadPipeline = lambda stages, own=own, chance=chance: original(
-            [_delayed(stage, own, chance) for stage in stages]
+            [_Delayed(stage, own, chance) for stage in stages]
         )
         reducer = make_reducer(topology, max(slice_bytes, max(sizes) * 4 // 50))
         tensors = [inputs(world_size, size, seed=seed + index) for index, size in enumerate(sizes)]

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,17 +15,26 @@ from lightning_hpc.comm import pipeline
 from lightning_hpc.comm.pipeline import CommunicationError, StreamPipeline, ThreadPipeline
 
 
+class Local:
+    """A stage without a collective."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.function = function
+
+    def start(self, shards: Any) -> None:
+        return None
+
+    def finish(self, shards: Any) -> None:
+        self.function(shards)
+
+
 def slices(*values: int) -> list[list[torch.Tensor]]:
     return [[torch.tensor(value)] for value in values]
 
 
 def test_every_stage_sees_the_slices_in_order_and_the_future_comes_last() -> None:
     seen: dict[str, list[int]] = {"first": [], "second": []}
-    stages: list[Callable[..., None]] = [
-        lambda shards: seen["first"].append(int(shards[0])),
-        lambda shards: seen["second"].append(int(shards[0])),
-    ]
-    threads = ThreadPipeline(stages)
+    threads = ThreadPipeline([Local(lambda shards, name=name: seen[name].append(int(shards[0]))) for name in seen])
     tensors = [torch.zeros(1), torch.ones(1)]
     futures = [threads.submit(slices(0, 1, 2), tensors[0]), threads.submit(slices(3), tensors[1])]
     assert futures[1].wait() is tensors[1]
@@ -44,13 +54,13 @@ def test_stages_work_at_once() -> None:
     def second(shards: Any) -> None:
         assert overlapped.wait(timeout=30)
 
-    threads = ThreadPipeline([first, second])
+    threads = ThreadPipeline([Local(first), Local(second)])
     threads.submit(slices(0, 1), torch.zeros(1)).wait()
     threads.close()
 
 
 def test_a_tensor_without_elements_is_done_at_once() -> None:
-    threads = ThreadPipeline([lambda shards: None])
+    threads = ThreadPipeline([Local(lambda shards: None)])
     empty = torch.zeros(0)
     assert threads.submit([], empty).wait() is empty
     threads.close()
@@ -63,7 +73,7 @@ def test_an_error_reaches_everything_under_way_and_all_that_follows() -> None:
         release.wait(timeout=30)
         raise ValueError("planted")
 
-    threads = ThreadPipeline([fail, lambda shards: None])
+    threads = ThreadPipeline([Local(fail), Local(lambda shards: None)])
     futures = [threads.submit(slices(0), torch.zeros(1)), threads.submit(slices(1), torch.zeros(1))]
     release.set()
     for future in futures:
@@ -74,14 +84,33 @@ def test_an_error_reaches_everything_under_way_and_all_that_follows() -> None:
     threads.close()
 
 
-def test_close_gives_up_what_is_under_way_and_does_not_wait_for_it() -> None:
-    release = threading.Event()
-    threads = ThreadPipeline([lambda shards: release.wait(timeout=30)])  # type: ignore[list-item]
+class Endless(Local):
+    """A stage whose collective waits for a peer that never comes, like gloo's `Work`."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda shards: None)
+        self.waiting = threading.Event()
+
+    def start(self, shards: Any) -> Any:
+        return self
+
+    def wait(self, timeout: timedelta) -> None:
+        self.waiting.set()
+        raise RuntimeError("Operation timed out!")
+
+    def is_completed(self) -> bool:
+        return False
+
+
+def test_close_ends_a_thread_whose_peer_never_comes() -> None:
+    stage = Endless()
+    threads = ThreadPipeline([stage])
     future = threads.submit(slices(0), torch.zeros(1))
-    threads.close()
+    assert stage.waiting.wait(timeout=30)
+    assert not threads.close()  # says that a collective was left unfinished
+    assert not any(thread.name.startswith("hpc ") for thread in threading.enumerate())
     with pytest.raises(CommunicationError, match="closed"):
         future.wait()
-    release.set()
 
 
 class FakeCuda:
@@ -132,8 +161,8 @@ def test_stream_pipeline_waits_for_the_computation_and_for_each_previous_stage(m
 
     monkeypatch.setattr(pipeline.torch, "cuda", cuda)
     monkeypatch.setattr(pipeline, "Future", FakeFuture)
-    stages: list[Callable[..., None]] = [
-        lambda shards, index=index: cuda.log.append(("stage", cuda.current.name, index, int(shards[0])))
+    stages = [
+        Local(lambda shards, index=index: cuda.log.append(("stage", cuda.current.name, index, int(shards[0]))))
         for index in range(3)
     ]
     streams = StreamPipeline(stages, torch.device("cpu"))

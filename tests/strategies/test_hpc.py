@@ -229,6 +229,13 @@ def test_auto_takes_the_nodes_from_the_launcher() -> None:
         assert set(sent) == {"intra_node", "inter_node"}
 
 
+def test_advice_on_unused_parameters_stays_with_hpc() -> None:
+    error = RuntimeError("Expected to have finished reduction in the prior iteration before starting a new one.")
+    HPCStrategy().on_exception(error)
+    assert "'hpc_find_unused_parameters_true'" in str(error)
+    assert "ddp" not in str(error)
+
+
 def test_registered_under_the_family_of_names() -> None:
     variants = ("", "_spawn", "_fork", "_notebook")
     names = {f"hpc{v}{u}" for v in variants for u in ("", *(f"_find_unused_parameters_{b}" for b in ("true", "false")))}
@@ -249,6 +256,9 @@ def test_registered_under_the_family_of_names() -> None:
         ({"bucket_cap_mb": 0}, "bucket_cap_mb=0 must be 'auto' or a positive number of MiB"),
         ({"slice_mb": "large"}, "slice_mb='large' must be 'auto' or a positive"),
         ({"slice_mb": float("nan")}, "slice_mb=nan must be"),
+        ({"slice_mb": 1e-9}, "slice_mb=1e-09 must be"),
+        ({"bucket_cap_mb": 1e300}, "from a byte to a TiB"),
+        ({"topology": Path("rack.json")}, "'rack.json' is not 'auto', 'flat' or the path of a saved topology"),
         ({"topology": [[0], [1]], "ddp_comm_hook": allreduce_hook}, "exclude each other"),
     ],
 )
