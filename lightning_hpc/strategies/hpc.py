@@ -3,8 +3,8 @@
 import difflib
 import inspect
 import math
-import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import lightning.pytorch as pl
@@ -64,7 +64,7 @@ class HPCStrategy(DDPStrategy):
 
     def __init__(
         self,
-        topology: str | os.PathLike[str] | Sequence[Any] | Topology = "auto",
+        topology: str | Path | Sequence[Any] | Topology = "auto",
         compression: str = "none",
         bucket_cap_mb: float | Literal["auto"] = "auto",
         slice_mb: float | Literal["auto"] = "auto",
@@ -243,16 +243,16 @@ def _require_known(kwargs: dict[str, Any]) -> None:
         raise TypeError(f"HPCStrategy takes no argument {unknown[0]!r}{hint}")
 
 
-def _parse_topology(topology: str | os.PathLike[str] | Sequence[Any] | Topology) -> Topology | Literal["auto", "flat"]:
+def _parse_topology(topology: str | Path | Sequence[Any] | Topology) -> Topology | Literal["auto", "flat"]:
     if isinstance(topology, Topology):
         return topology
-    if not isinstance(topology, (str, os.PathLike)):
+    if not isinstance(topology, (str, Path)):
         return Topology.from_lists(topology)
     if topology == "auto":
         return "auto"
     if topology == "flat":
         return "flat"
-    return Topology.load(os.fspath(topology))
+    return Topology.load(topology)
 
 
 def _parse_mebibytes(name: str, value: Any) -> float | None:
