@@ -139,7 +139,9 @@ class ThreadPipeline(Pipeline):
                 return True
             except RuntimeError:
                 if work.is_completed():
-                    raise  # its own error, where otherwise only our short wait is over
+                    # Either it has failed, or it was done just after our short wait was over: this raises, or returns.
+                    work.wait()
+                    return True
                 if self._closed:
                     self._unfinished = True
                     return False

@@ -102,6 +102,40 @@ class Endless(Local):
         return False
 
 
+class DoneJustAfterTheWait(Local):
+    """A stage whose collective ends between our look-up and the question whether it is done."""
+
+    def __init__(self, error: Exception | None) -> None:
+        super().__init__(lambda shards: None)
+        self.error = error
+
+    def start(self, shards: Any) -> Any:
+        return self
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        if timeout is not None:
+            raise RuntimeError("Operation timed out!")
+        if self.error is not None:
+            raise self.error
+
+    def is_completed(self) -> bool:
+        return True
+
+
+def test_work_that_is_done_just_after_a_look_up_is_no_error() -> None:
+    threads = ThreadPipeline([DoneJustAfterTheWait(error=None)])
+    tensor = torch.zeros(1)
+    assert threads.submit(slices(0), tensor).wait() is tensor
+    assert threads.close()
+
+
+def test_work_that_fails_just_after_a_look_up_gives_its_own_error() -> None:
+    threads = ThreadPipeline([DoneJustAfterTheWait(RuntimeError("connection closed by peer"))])
+    with pytest.raises(CommunicationError, match="connection closed by peer"):
+        threads.submit(slices(0), torch.zeros(1)).wait()
+    threads.close()
+
+
 def test_close_ends_a_thread_whose_peer_never_comes() -> None:
     stage = Endless()
     threads = ThreadPipeline([stage])
