@@ -20,6 +20,7 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from examples.language_model import LanguageModel, StandardLibrary
+from lightning_hpc.strategies import HPCStrategy
 
 WARM_UP_STEPS = 3  # DistributedDataParallel rebuilds its buckets after the first step
 
@@ -39,6 +40,12 @@ class StepTimer(Callback):
         return [end - start for start, end in zip(self.ends, self.ends[1:], strict=False)][WARM_UP_STEPS - 1 :]
 
 
+def make_strategy(name: str) -> str | HPCStrategy:
+    """``hpc:<compression>`` is the strategy with that compression; another name is one of Lightning's registry."""
+    strategy, _, compression = name.partition(":")
+    return HPCStrategy(compression=compression) if compression else strategy
+
+
 def fit(strategy: str, steps: int, context: int, batch_size: int) -> list[float]:
     """Trains and returns the seconds of each step after the warm-up."""
     local_world_size = int(os.environ["LOCAL_WORLD_SIZE"])
@@ -48,7 +55,7 @@ def fit(strategy: str, steps: int, context: int, batch_size: int) -> list[float]
         accelerator="cpu",
         devices=local_world_size,
         num_nodes=int(os.environ["WORLD_SIZE"]) // local_world_size,
-        strategy=strategy,
+        strategy=make_strategy(strategy),
         max_steps=steps + WARM_UP_STEPS,
         limit_val_batches=0,
         logger=False,

@@ -1,10 +1,11 @@
 """The sliced, pipelined all-reduce over the levels of a topology.
 
 A tensor is cut into slices. Each slice takes the same way: up the levels (a reduce-scatter each, after which a rank
-holds the sum of one shard), across the outermost level (an all-reduce of the shard), and down again (an all-gather
-each). Every step of that way is a stage, and the stages work at once: while slice k crosses the slow link, slice k+1 is
-summed in the node and slice k-1 is spread. Each stage handles the slices in the order of their submission, which is
-the same on all ranks, on process groups that no other stage uses: so no two ranks ever wait for each other crosswise.
+holds the sum of one shard), across the outermost level (exactly, or packed by a codec: see
+`lightning_hpc.comm.exchanges`), and down again (an all-gather each). Every step of that way is a stage, and the stages
+work at once: while slice k crosses the slow link, slice k+1 is summed in the node and slice k-1 is spread. Each stage
+handles the slices in the order of their submission, which is the same on all ranks, on process groups that no other
+stage uses: so no two ranks ever wait for each other crosswise.
 
 The stages are written once; `lightning_hpc.comm.pipeline` runs them on threads or on CUDA streams.
 """
@@ -15,9 +16,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
+from typing_extensions import override
 
+from lightning_hpc.comm.collectives import Hops, Scratch, sum_rows
+from lightning_hpc.comm.exchanges.exchange import Exchange
 from lightning_hpc.comm.groups import Level
-from lightning_hpc.comm.pipeline import Pipeline, Slice, Stage
+from lightning_hpc.comm.pipeline import Pipeline, Stage
+from lightning_hpc.comm.slices import Slice, SlicePlan
 from lightning_hpc.comm.stats import CommStats
 
 
@@ -27,7 +32,6 @@ class HierarchicalAllReduce:
     Args:
         levels: This rank's levels, innermost first, as `make_levels` returns them.
         world_size: Number of ranks of the job, by which the sum is divided.
-        slice_bytes: Size of a slice. Small slices overlap better, large ones pay less latency.
         stats: Where the bytes are counted.
         pipeline: Builds the executor of the stages, `ThreadPipeline` or `StreamPipeline`.
     """
@@ -37,44 +41,29 @@ class HierarchicalAllReduce:
         levels: Sequence[Level],
         *,
         world_size: int,
-        slice_bytes: int,
         stats: CommStats,
         pipeline: Callable[[Sequence[Stage]], Pipeline],
     ) -> None:
-        assert slice_bytes > 0, slice_bytes
-        self._levels = levels
-        self._slice_bytes = slice_bytes
         self._pipeline = pipeline(_stages(levels, 1 / world_size, stats))
 
-    def __call__(self, tensor: Tensor) -> Future[Tensor]:
+    def __call__(self, tensor: Tensor, plans: Sequence[SlicePlan], exchanges: Sequence[Exchange]) -> Future[Tensor]:
         """Starts the reduction of a dense, contiguous tensor of any shape and floating or complex dtype.
+
+        Args:
+            tensor: What is to be averaged.
+            plans: Its slices; those of a complex tensor count its real numbers.
+            exchanges: How each of them crosses the outermost level.
 
         Returns:
             A future of the same tensor, which then holds the mean. Until then nobody may touch it.
         """
         flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).view(-1)
-        slices = [self._shards(part) for part in self._cut(flat)]
+        slices = [Slice(plan, flat, exchange) for plan, exchange in zip(plans, exchanges, strict=True)]
         return self._pipeline.submit(slices, tensor)
 
     def close(self) -> bool:
         """Ends the executor; what is still under way is given up. Returns whether no collective was left unfinished."""
         return self._pipeline.close()
-
-    def _cut(self, flat: Tensor) -> Sequence[Tensor]:
-        """Slices of equal size near the wanted one; a small rest would pay a round trip of its own on every level."""
-        if not flat.numel():
-            return []
-        wanted = max(round(flat.numel() * flat.element_size() / self._slice_bytes), 1)
-        return torch.chunk(flat, min(wanted, flat.numel()))
-
-    def _shards(self, part: Tensor) -> list[Tensor]:
-        """What this rank holds of a slice after 0, 1, 2, … levels up. Its last shard may be empty."""
-        shards = [part]
-        for level in self._levels:
-            if level.lanes:
-                start, stop = _shard_bounds(shards[-1].numel(), level.lanes, level.index)
-                shards.append(shards[-1][start:stop])
-        return shards
 
 
 def _stages(levels: Sequence[Level], scale: float, stats: CommStats) -> list[Stage]:
@@ -87,153 +76,160 @@ def _stages(levels: Sequence[Level], scale: float, stats: CommStats) -> list[Sta
             up.append(_ReduceScatter(level, depth, scale if level.height == 0 else 1.0, stats))
             down.insert(0, _AllGather(level, depth, stats))
         else:
-            up.append(_AllReduce(level, depth, stats))
-    if levels[0].height > 0:
-        up[0] = _Scaled(up[0], scale)
-    return up + down
+            up += [_Agree(level, stats), _Scatter(level), _Gather(level)]
+    stages = up + down
+    # A rank that is alone in its node divides what it brings to the first level.
+    stages[0] = _Opening(stages[0], scale if levels[0].height > 0 else 1.0)
+    stages[-1] = _Closing(stages[-1])
+    return stages
 
 
-class _Scaled:
-    """A rank that is alone in its node divides what it brings to the first level."""
+class _Wrapper(Stage):
+    """Does something beside a stage, in its thread or on its stream."""
 
-    def __init__(self, stage: Stage, scale: float) -> None:
-        self._stage, self._scale = stage, scale
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
 
     def __str__(self) -> str:
         return str(self._stage)
 
-    def start(self, shards: Slice) -> dist.Work | None:
-        shards[0].mul_(self._scale)
-        return self._stage.start(shards)
+    @override
+    def start(self, item: Slice) -> dist.Work | None:
+        return self._stage.start(item)
 
-    def finish(self, shards: Slice) -> None:
-        self._stage.finish(shards)
+    @override
+    def finish(self, item: Slice) -> None:
+        self._stage.finish(item)
 
 
-class _ReduceScatter:
-    """Sums a level's shards into their owners.
+class _Opening(_Wrapper):
+    """The first stage takes the slice from the bucket."""
 
-    An all-to-all and a local sum, since gloo's own reduce-scatter sends the bytes of an all-reduce
-    (pytorch#118911, #149869), and since the sum of low-precision floats can then be taken in fp32.
-    """
+    def __init__(self, stage: Stage, scale: float) -> None:
+        super().__init__(stage)
+        self._scale = scale
+
+    @override
+    def start(self, item: Slice) -> dist.Work | None:
+        item.open()
+        if self._scale != 1.0:
+            item.buffer.mul_(self._scale)
+        return super().start(item)
+
+
+class _Closing(_Wrapper):
+    """The last stage writes the slice back."""
+
+    @override
+    def finish(self, item: Slice) -> None:
+        super().finish(item)
+        item.close()
+
+
+class _ReduceScatter(Stage):
+    """Sums a level's shards into their owners."""
 
     def __init__(self, level: Level, depth: int, scale: float, stats: CommStats) -> None:
         self._level, self._depth, self._scale = level, depth, scale
-        self._sent = stats.count_bytes(level.name)
-        self._received = _Scratch()
+        self._hops = Hops(level, stats)
 
     def __str__(self) -> str:
         return f"reduce-scatter of {self._level}"
 
-    def start(self, shards: Slice) -> dist.Work | None:
-        whole, shard = shards[self._depth], shards[self._depth + 1]
-        level = self._level
-        self._sent.total += (whole.numel() - shard.numel()) * whole.element_size()
-        work: dist.Work | None = dist.all_to_all_single(
-            self._received(level.size * shard.numel(), whole),
-            whole,
-            output_split_sizes=[shard.numel()] * level.size,
-            input_split_sizes=_split_sizes(whole.numel(), level),
-            group=level.up,
-            async_op=True,
-        )
+    @override
+    def start(self, item: Slice) -> dist.Work | None:
+        self._received, work = self._hops.scatter(item.shard(self._depth), item.plan.splits[self._depth])
         return work
 
-    def finish(self, shards: Slice) -> None:
-        shard = shards[self._depth + 1]
+    @override
+    def finish(self, item: Slice) -> None:
+        shard = item.shard(self._depth + 1)
         if shard.numel():
-            received = self._received(self._level.size * shard.numel(), shard)
-            _sum_into(shard, received.view(self._level.size, -1), self._scale)
+            total = sum_rows(self._received)
+            shard.copy_(total if self._scale == 1.0 else total.mul_(self._scale))
 
 
-class _AllReduce:
-    """Sums the shard over the ranks of the outermost level."""
-
-    def __init__(self, level: Level, depth: int, stats: CommStats) -> None:
-        self._level, self._depth = level, depth
-        self._sent = stats.count_bytes(level.name)
-
-    def __str__(self) -> str:
-        return f"all-reduce of {self._level}"
-
-    def start(self, shards: Slice) -> dist.Work | None:
-        shard = shards[self._depth]
-        if not shard.numel():
-            return None
-        self._sent.total += ring_bytes(shard.numel() * shard.element_size(), self._level.size)
-        work: dist.Work | None = dist.all_reduce(shard, group=self._level.up, async_op=True)
-        return work
-
-    def finish(self, shards: Slice) -> None:
-        """The sum is in place."""
-
-
-class _AllGather:
-    """Spreads the owners' shards over a level. An all-to-all too: gloo's all-gather wants shards of one size."""
+class _AllGather(Stage):
+    """Spreads the owners' shards over a level."""
 
     def __init__(self, level: Level, depth: int, stats: CommStats) -> None:
         self._level, self._depth = level, depth
-        self._sent = stats.count_bytes(level.name)
-        self._copies = _Scratch()
+        self._hops = Hops(level, stats)
 
     def __str__(self) -> str:
         return f"all-gather of {self._level}"
 
-    def start(self, shards: Slice) -> dist.Work | None:
-        whole, shard = shards[self._depth], shards[self._depth + 1]
-        level = self._level
-        self._sent.total += shard.numel() * shard.element_size() * (level.size - 1)
-        copies = self._copies(level.size * shard.numel(), whole)
-        copies.view(level.size, shard.numel()).copy_(shard)
-        work: dist.Work | None = dist.all_to_all_single(
-            whole,
-            copies,
-            output_split_sizes=_split_sizes(whole.numel(), level),
-            input_split_sizes=[shard.numel()] * level.size,
-            group=level.down,
-            async_op=True,
-        )
-        return work
+    @override
+    def start(self, item: Slice) -> dist.Work | None:
+        part, whole = item.shard(self._depth + 1), item.shard(self._depth)
+        return self._hops.gather(part, whole, item.plan.splits[self._depth])
 
-    def finish(self, shards: Slice) -> None:
+    @override
+    def finish(self, item: Slice) -> None:
         """The whole slice is in place."""
 
 
-class _Scratch:
-    """A buffer that one stage uses for slice after slice, so that its pages are touched for the first time once."""
+class _Agree(Stage):
+    """The ranks of the outermost level learn whether each of them can pack the slice."""
 
-    def __init__(self) -> None:
-        self._buffer: Tensor | None = None
+    def __init__(self, level: Level, stats: CommStats) -> None:
+        self._level = level
+        self._hops = Hops(level, stats)
+        self._words = Scratch()
+        self._asked = False
 
-    def __call__(self, numel: int, like: Tensor) -> Tensor:
-        if self._buffer is None or self._buffer.dtype != like.dtype or self._buffer.numel() < numel:
-            self._buffer = torch.empty(numel, dtype=like.dtype, device=like.device)
-        return self._buffer[:numel]
+    def __str__(self) -> str:
+        return f"agreement of {self._level}"
 
+    @override
+    def start(self, item: Slice) -> dist.Work | None:
+        word = item.exchange.agree(item)
+        self._asked = word is not None
+        if word is None:
+            return None
+        assert self._level.agree is not None
+        self._received = self._words(self._level.size, word)
+        return self._hops.gather(word.view(1), self._received, [1] * self._level.size, self._level.agree)
 
-def ring_bytes(payload: int, size: int) -> int:
-    """Bytes that each of ``size`` ranks sends in a ring all-reduce of ``payload`` bytes."""
-    return 2 * (size - 1) * payload // size
-
-
-def _sum_into(shard: Tensor, parts: Tensor, scale: float) -> None:
-    """``shard = scale * parts.sum(0)``, rounded once where the dtype is narrower than fp32."""
-    if shard.dtype in (torch.float16, torch.bfloat16):
-        shard.copy_(torch.sum(parts, 0, dtype=torch.float32).mul_(scale))
-        return
-    torch.sum(parts, 0, out=shard)
-    if scale != 1.0:
-        shard.mul_(scale)
-
-
-def _shard_bounds(numel: int, lanes: int, index: int) -> tuple[int, int]:
-    """Start and end of a rank's shard; ranks beyond the lanes own none."""
-    if index >= lanes:
-        return numel, numel
-    return index * numel // lanes, (index + 1) * numel // lanes
+    @override
+    def finish(self, item: Slice) -> None:
+        if self._asked:
+            item.exchange.agreed(item, self._received)
 
 
-def _split_sizes(numel: int, level: Level) -> list[int]:
-    """Elements of each rank's shard of a slice."""
-    bounds = (_shard_bounds(numel, level.lanes, index) for index in range(level.size))
-    return [stop - start for start, stop in bounds]
+class _Scatter(Stage):
+    """The first hop over the outermost level."""
+
+    def __init__(self, level: Level) -> None:
+        self._level = level
+
+    def __str__(self) -> str:
+        return f"reduce-scatter of {self._level}"
+
+    @override
+    def start(self, item: Slice) -> dist.Work | None:
+        work: dist.Work | None = item.exchange.start_scatter(item)
+        return work
+
+    @override
+    def finish(self, item: Slice) -> None:
+        item.exchange.finish_scatter(item)
+
+
+class _Gather(Stage):
+    """The second hop over the outermost level."""
+
+    def __init__(self, level: Level) -> None:
+        self._level = level
+
+    def __str__(self) -> str:
+        return f"all-gather of {self._level}"
+
+    @override
+    def start(self, item: Slice) -> dist.Work | None:
+        work: dist.Work | None = item.exchange.start_gather(item)
+        return work
+
+    @override
+    def finish(self, item: Slice) -> None:
+        item.exchange.finish_gather(item)

@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from lightning_hpc.comm.allreduce import ring_bytes
+from lightning_hpc.comm.collectives import ring_bytes
 from lightning_hpc.comm.stats import CommStats
 
 

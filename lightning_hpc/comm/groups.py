@@ -7,6 +7,7 @@ hand all their data to the lanes' owners and take no part further out.
 """
 
 import ctypes
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -36,16 +37,17 @@ class GroupPlan:
 class Level:
     """One level as seen by one of its ranks.
 
-    The way up and the way down have process groups of their own, since both are under way at once and collectives of
-    one group must be issued in the same order everywhere. At the outermost level the two are the same group.
+    What is under way at once has process groups of its own, since collectives of one group must be issued in the same
+    order everywhere.
 
     Attributes:
         height: 0 within a node, 1 between nodes, 2 between groups of nodes, ….
         ranks: Global ranks that work together, ascending.
         index: This rank's place among them.
         lanes: Number of shards, or 0 at the outermost level.
-        up: Group of the reduce-scatter, or of the outermost level's all-reduce.
+        up: Group of the reduce-scatter.
         down: Group of the all-gather.
+        agree: At the outermost level, the group of what the ranks agree on before a slice crosses it.
     """
 
     height: int
@@ -54,6 +56,12 @@ class Level:
     lanes: int
     up: dist.ProcessGroup
     down: dist.ProcessGroup
+    agree: dist.ProcessGroup | None = None
+
+    @property
+    def groups(self) -> list[dist.ProcessGroup]:
+        """All of its groups."""
+        return [group for group in (self.up, self.down, self.agree) if group is not None]
 
     @property
     def name(self) -> str:
@@ -94,20 +102,30 @@ def make_levels(topology: Topology, *, timeout: timedelta | None = None) -> list
     for plan in plan_groups(topology):
         if len(plan.ranks) == 1:
             continue
+        uses = ("up", "down") if plan.lanes else ("up", "down", "agree")
         name = level_name(plan.height)
-        up = dist.new_group(plan.ranks, timeout=timeout, group_desc=f"hpc:{name}:up")
-        down = up
-        if plan.lanes:
-            down = dist.new_group(plan.ranks, timeout=timeout, group_desc=f"hpc:{name}:down")
+        groups = [dist.new_group(plan.ranks, timeout=timeout, group_desc=f"hpc:{name}:{use}") for use in uses]
         if rank in plan.ranks:
-            levels.append(Level(plan.height, plan.ranks, plan.ranks.index(rank), plan.lanes, up, down))
+            levels.append(Level(plan.height, plan.ranks, plan.ranks.index(rank), plan.lanes, *groups))
     return levels
+
+
+def count_leaves(topology: Topology) -> tuple[int, int]:
+    """Number of lanes over all levels but the outermost, and number of ranks that work together there."""
+    lanes, outermost = {}, 1
+    for plan in plan_groups(topology):
+        if plan.lanes:
+            lanes[plan.height] = plan.lanes
+        else:
+            outermost = len(plan.ranks)
+    return math.prod(lanes.values()), outermost
 
 
 def destroy_levels(levels: list[Level]) -> None:
     """Gives the groups of `make_levels` back."""
-    for group in {id(group): group for level in levels for group in (level.up, level.down)}.values():
-        dist.destroy_process_group(group)
+    for level in levels:
+        for group in level.groups:
+            dist.destroy_process_group(group)
 
 
 def keep_levels_for_ever(levels: list[Level]) -> None:
@@ -117,7 +135,7 @@ def keep_levels_for_ever(levels: list[Level]) -> None:
     time-out. A reference in Python is given up when the interpreter ends; one that nobody owns is not.
     """
     for level in levels:
-        for group in (level.up, level.down):
+        for group in level.groups:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 

@@ -1,8 +1,9 @@
 """The communication hook that `HPCStrategy` registers with DistributedDataParallel, and the state behind it."""
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -10,12 +11,18 @@ from torch import Tensor
 from torch.futures import Future
 
 from lightning_hpc.comm.allreduce import HierarchicalAllReduce
+from lightning_hpc.comm.codecs.codec import Codec
+from lightning_hpc.comm.exchanges import CodecExchange, ExactExchange, grain_of, make_exchange
 from lightning_hpc.comm.exposed import CudaExposedClock, ExposedClock, HostExposedClock
 from lightning_hpc.comm.flat import FlatAllReduce
 from lightning_hpc.comm.groups import destroy_levels, keep_levels_for_ever, make_levels
+from lightning_hpc.comm.layout import ParameterSpec
 from lightning_hpc.comm.pipeline import StreamPipeline, ThreadPipeline
+from lightning_hpc.comm.plans import Planner
 from lightning_hpc.comm.stats import CommStats
 from lightning_hpc.comm.topology import Topology
+
+_PACKABLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class GradientReducer:
@@ -26,9 +33,15 @@ class GradientReducer:
     Args:
         topology: The ranks. With one level only, buckets go to the backend's own all-reduce, as in plain DDP.
         device: Where the gradients are.
-        slice_bytes: See `HierarchicalAllReduce`.
+        slice_bytes: Size of a slice. Small slices overlap better, large ones pay less latency.
         timeout: How long one collective may take, or None for the backend's default.
         stats: Where bytes, buckets and exposed time are counted.
+        parameters: The module's parameters by name, in its order; needed for codecs.
+        codecs: The codecs that may be used.
+        error_feedback: Whether what codecs lose is added to the next step's gradients.
+
+    Attributes:
+        specs: What describes each parameter, by the `id` of the parameter.
     """
 
     def __init__(
@@ -39,50 +52,109 @@ class GradientReducer:
         slice_bytes: int,
         timeout: timedelta | None,
         stats: CommStats,
+        parameters: Mapping[str, Tensor] | None = None,
+        codecs: Sequence[Codec] = (),
+        error_feedback: bool = True,
     ) -> None:
         self._stats = stats
+        self._slice_bytes = slice_bytes
         assert dist.group.WORLD is not None, "torch.distributed is not initialised"
         self._flat = FlatAllReduce(dist.group.WORLD, stats)
         self._levels = make_levels(topology, timeout=timeout) if topology.depth > 1 else []
-        self._hierarchical = (
-            HierarchicalAllReduce(
+        specs = {name: _describe(name, parameter) for name, parameter in (parameters or {}).items()}
+        self.specs = {id(parameter): specs[name] for name, parameter in (parameters or {}).items()}
+        self._hierarchical = None
+        if self._levels:
+            self._planner = Planner(topology, self._levels, list(specs.values()))
+            self._hierarchical = HierarchicalAllReduce(
                 self._levels,
                 world_size=topology.world_size,
-                slice_bytes=slice_bytes,
                 stats=stats,
                 pipeline=partial(StreamPipeline, device=device) if device.type == "cuda" else ThreadPipeline,
             )
-            if self._levels
-            else None
-        )
-        self._reduce: Callable[[Tensor], Future[Tensor]] = self._hierarchical or self._flat
+        # Ranks that are surplus in their node take no part in the outermost level.
+        outermost = next((level for level in self._levels if not level.lanes), None)
+        self._exact = ExactExchange(outermost, stats)
+        self._exchanges: dict[str, CodecExchange] = {}
+        self._grains = {codec.name: grain_of(codec) for codec in codecs}
+        for codec in codecs:
+            self._exchanges[codec.name] = make_exchange(
+                codec, self._exact, error_feedback=error_feedback, level=outermost, stats=stats
+            )
+        self._codec = "none"
         self._clock: ExposedClock = (
             CudaExposedClock(stats, device) if device.type == "cuda" else HostExposedClock(stats)
         )
 
-    def __call__(self, gradients: Tensor, is_last: bool) -> Future[Tensor]:
+    def use(self, codec: str) -> None:
+        """Chooses the codec of the next buckets; all ranks must do so between the same two backward passes.
+
+        Args:
+            codec: Name of one of the codecs, ``"none"`` for the exact hierarchy, or ``"ddp"`` for the flat all-reduce.
+        """
+        assert codec in self._exchanges or codec in ("none", "ddp"), codec
+        self._codec = codec
+
+    def __call__(self, gradients: Tensor, is_last: bool, bucket: Sequence[ParameterSpec] = ()) -> Future[Tensor]:
         """Starts the reduction of one bucket.
 
         Args:
             gradients: Flat tensor of the bucket's gradients; sparse gradients of embeddings take the flat path.
             is_last: Whether the backward computation ends with this bucket.
+            bucket: The bucket's parameters in its order; without them it is reduced exactly.
 
         Returns:
             A future of the same tensor, averaged in place.
         """
-        self._stats.codecs["none"] += 1
-        if gradients.layout is torch.strided:
-            future = self._reduce(gradients)
-        else:
-            self._stats.fallbacks["sparse"] += 1
+        if gradients.layout is not torch.strided:
+            self._count("none", "sparse")
             future = self._flat(gradients)
+        elif self._hierarchical is None or self._codec == "ddp":
+            self._count("none")
+            future = self._flat(gradients)
+        else:
+            future = self._reduce(gradients, bucket, self._hierarchical)
         return self._clock.follow(future, is_last)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the codecs keep from step to step on this rank: plain tensors in nested dictionaries."""
+        return {name: exchange.state_dict() for name, exchange in self._exchanges.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state_dict` gave; all ranks must load theirs, or none."""
+        for name, exchange in self._exchanges.items():
+            exchange.load_state_dict(state.get(name, {}))
 
     def close(self) -> None:
         """Ends the executor and gives the process groups back."""
         if self._hierarchical is not None and not self._hierarchical.close():
             keep_levels_for_ever(self._levels)
         destroy_levels(self._levels)
+
+    def _reduce(
+        self, gradients: Tensor, bucket: Sequence[ParameterSpec], hierarchical: HierarchicalAllReduce
+    ) -> Future[Tensor]:
+        slice_numel = max(self._slice_bytes // gradients.element_size(), 1)
+        if self._codec == "none" or gradients.dtype not in _PACKABLE or not bucket:
+            self._count("none", None if self._codec == "none" else "dtype")
+            numel = gradients.numel() * (2 if gradients.is_complex() else 1)
+            if gradients.is_complex():
+                slice_numel *= 2
+            plans = self._planner.exact(numel, slice_numel)
+            return hierarchical(gradients, plans, [self._exact] * len(plans))
+        self._count(self._codec)
+        exchange = self._exchanges[self._codec]
+        plans = self._planner.coded(bucket, self._grains[self._codec], slice_numel)
+        return hierarchical(gradients, plans, [exchange if plan.layout.compressed else self._exact for plan in plans])
+
+    def _count(self, codec: str, fallback: str | None = None) -> None:
+        self._stats.codecs[codec] += 1
+        if fallback is not None:
+            self._stats.fallbacks[fallback] += 1
+
+
+def _describe(name: str, parameter: Tensor) -> ParameterSpec:
+    return ParameterSpec(name, parameter.numel(), parameter.shape[0] if parameter.dim() else 1)
 
 
 # DistributedDataParallel compares these annotations with its own types. (mypy: not every build of torch has the name.)
@@ -91,4 +163,5 @@ def reduce_gradients(
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
     """The hook: starts the reduction of one bucket of gradients and returns at once."""
-    return state(bucket.buffer(), bucket.is_last())
+    specs = [state.specs[id(parameter)] for parameter in bucket.parameters()] if state.specs else ()
+    return state(bucket.buffer(), bucket.is_last(), specs)

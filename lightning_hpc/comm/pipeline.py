@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.futures import Future
 from typing_extensions import override
 
-Slice: TypeAlias = Sequence[Tensor]
-"""What the stages work on: ``slice[k]`` is what this rank holds of it after k levels up. All are views."""
+from lightning_hpc.comm.slices import Slice
 
 _LOOK_UP = timedelta(milliseconds=200)
 """How often a waiting thread looks whether the pipeline was closed; it learns at once that its work is done."""
@@ -27,10 +26,10 @@ class Stage(Protocol):
     Works in place and on one slice at a time; `str` of it names the step in errors.
     """
 
-    def start(self, shards: Slice) -> dist.Work | None:
+    def start(self, item: Slice) -> dist.Work | None:
         """Issues the collective; None if this rank has no part in it for this slice."""
 
-    def finish(self, shards: Slice) -> None:
+    def finish(self, item: Slice) -> None:
         """Uses what the collective has brought. Called once its work is done, or its stream waits for it."""
 
 
@@ -96,8 +95,8 @@ class ThreadPipeline(Pipeline):
             job.future.set_exception(error)
         elif not slices:
             job.future.set_result(tensor)
-        for index, shards in enumerate(slices):
-            self._queues[0].put((shards, index == len(slices) - 1))
+        for index, item in enumerate(slices):
+            self._queues[0].put((item, index == len(slices) - 1))
         return job.future
 
     @override
@@ -113,14 +112,14 @@ class ThreadPipeline(Pipeline):
     def _work(self, index: int, stage: Stage) -> None:
         following = self._queues[index + 1] if index + 1 < len(self._queues) else None
         while (item := self._queues[index].get()) is not None:
-            shards, is_last_slice = item
+            slice_, is_last_slice = item
             if self._error is not None:
                 continue
             try:
-                work = stage.start(shards)
+                work = stage.start(slice_)
                 if work is not None and not self._wait(work):
                     continue
-                stage.finish(shards)
+                stage.finish(slice_)
             except BaseException as error:
                 failure = CommunicationError(f"{stage} failed: {error}")
                 failure.__cause__ = error
@@ -185,15 +184,15 @@ class StreamPipeline(Pipeline):
         for stream in self._streams:
             # Also where there are no slices: the future below must not be ahead of the computation.
             stream.wait_event(computed)
-        for shards in slices:
+        for item in slices:
             passed = computed
             for stage, stream in zip(self._stages, self._streams, strict=True):
                 stream.wait_event(passed)
                 with torch.cuda.stream(stream):
-                    work = stage.start(shards)
+                    work = stage.start(item)
                     if work is not None:
                         work.wait()  # the stream waits, the CPU goes on
-                    stage.finish(shards)
+                    stage.finish(item)
                 passed = stream.record_event()
         future: Future[Tensor] = Future(devices=[self._device])
         with torch.cuda.stream(self._streams[-1]):

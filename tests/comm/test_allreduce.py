@@ -189,7 +189,7 @@ def _fail_on_rank_1(rank: int, world_size: int) -> None:
         raise RuntimeError("planted")
 
     if rank == 1:
-        allreduce._sum_into = broken
+        allreduce.sum_rows = broken
     reducer = make_reducer(Topology.from_lists([[0, 1], [2, 3]]), slice_bytes=400)
     try:
         reducer(torch.ones(1000), True).wait()

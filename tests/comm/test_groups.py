@@ -56,7 +56,7 @@ def _levels(rank: int, world_size: int, domains: list) -> list[tuple[str, tuple[
 def test_levels_of_each_rank_and_separate_groups_for_up_and_down() -> None:
     levels = run_ranks(_levels, 3, [[0], [1, 2]])
     assert levels == [
-        [("inter_node", (0, 1), 0, True)],
-        [("intra_node", (1, 2), 0, False), ("inter_node", (0, 1), 1, True)],
+        [("inter_node", (0, 1), 0, False)],
+        [("intra_node", (1, 2), 0, False), ("inter_node", (0, 1), 1, False)],
         [("intra_node", (1, 2), 1, False)],  # one lane only: this surplus rank takes no part further out
     ]

@@ -1,0 +1,75 @@
+"""What all exchanges with a codec have in common: who can be packed, and what is kept for the next step."""
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_hpc.comm.codecs.codec import Codec
+from lightning_hpc.comm.error_feedback import ErrorFeedback
+from lightning_hpc.comm.exchanges.exact import ExactExchange
+from lightning_hpc.comm.exchanges.exchange import Exchange
+from lightning_hpc.comm.groups import Level
+from lightning_hpc.comm.layout import Run
+from lightning_hpc.comm.slices import Slice
+from lightning_hpc.comm.stats import CommStats
+
+NON_FINITE, DENSE = -2, -1
+"""What a rank may say instead of the size of its packet; the smaller one wins."""
+
+_REASONS = {NON_FINITE: "non_finite", DENSE: "dense"}
+
+
+class CodecExchange(Exchange):
+    """Packs values, and adds what was lost to the next step's.
+
+    Where some rank has a NaN or inf, or finds its values too dense, all ranks send the slice uncompressed, and what is
+    kept stays as it is (pytorch#55031, #49374): so a GradScaler sees what it would see under DDP.
+
+    Args:
+        codec: Packs the values.
+        exact: Takes the slices that cannot be packed.
+        error_feedback: Whether what the codec loses is added to the next step's values.
+        level: See `Exchange`.
+        stats: See `Exchange`.
+    """
+
+    def __init__(
+        self, codec: Codec, exact: ExactExchange, *, error_feedback: bool, level: Level | None, stats: CommStats
+    ) -> None:
+        super().__init__(level, stats)
+        self.name = codec.name
+        self._exact = exact
+        self._feedback = ErrorFeedback() if error_feedback else None
+
+    @override
+    def agree(self, item: Slice) -> Tensor | None:
+        values = item.values
+        if not values.numel():
+            return None
+        # A sum is finite unless a value is not, or the sum overflows, and then the values are better sent as they are.
+        return torch.where(values.sum(dtype=torch.float32).isfinite(), 0, NON_FINITE)
+
+    @override
+    def agreed(self, item: Slice, words: Tensor) -> None:
+        if words.device.type == "cuda":
+            # The host must not wait for the device to choose another path, so the whole slice becomes NaN.
+            item.poisoned = (words < 0).any()
+            return
+        worst = int(words.min())
+        if worst < 0:
+            item.exchange = self._exact
+            self._stats.fallbacks[_REASONS[worst]] += 1
+
+    def _corrected(self, values: Tensor, feedback: ErrorFeedback | None, run: Run, poisoned: Tensor | None) -> Tensor:
+        """A fresh fp32 tensor."""
+        corrected = values.to(torch.float32, copy=True)
+        if feedback is not None:
+            corrected.add_(feedback.residual(run, values.device))
+        return corrected if poisoned is None else torch.where(poisoned, 0.0, corrected)
+
+    def _keep(self, lost: Tensor, feedback: ErrorFeedback, run: Run, poisoned: Tensor | None) -> None:
+        residual = feedback.residual(run, lost.device)
+        residual.copy_(lost if poisoned is None else torch.where(poisoned, residual, lost))
+
+    def _deliver(self, values: Tensor, item: Slice) -> None:
+        item.values.copy_(values if item.poisoned is None else torch.where(item.poisoned, torch.nan, values))

@@ -1,0 +1,104 @@
+"""Saves what codecs keep from step to step, one file a rank beside the checkpoint, and restores it.
+
+Lightning's DDP saves rank 0 only (Lightning#17242, #17253), but every rank has residuals of its own. Each rank writes
+them itself, since sending them all to rank 0 would take the slow network longer than many steps do.
+
+``<folder>/<name>.ckpt`` has the files ``<folder>/codec_state/<name>.ckpt/rank_00000.ckpt``, …. The checkpoint itself
+says which ranks wrote them and at which step; whoever finds other files, or not all of them, goes on without.
+"""
+
+import contextlib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from lightning.fabric.plugins import CheckpointIO
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities import rank_zero_warn
+
+from lightning_hpc.comm.hook import GradientReducer
+from lightning_hpc.comm.topology import Topology
+
+_KEY = "lightning_hpc"
+
+
+def save_codec_state(
+    reducer: GradientReducer, topology: Topology, rank: int, checkpoint: dict[str, Any], path: str, io: CheckpointIO
+) -> None:
+    """Writes this rank's file and notes in the checkpoint what belongs to it; each rank calls it.
+
+    Args:
+        reducer: Has the state.
+        topology: The ranks of the job.
+        rank: This one.
+        checkpoint: What is about to be saved at ``path``.
+        path: Where.
+        io: How.
+    """
+    stamp = _stamp(topology, checkpoint["global_step"])
+    checkpoint[_KEY] = stamp
+    io.save_checkpoint({**stamp, "state": reducer.state_dict()}, _file(path, rank))
+
+
+def load_codec_state(
+    reducer: GradientReducer,
+    topology: Topology,
+    rank: int,
+    checkpoint: Mapping[str, Any],
+    path: str,
+    strategy: DDPStrategy,
+) -> None:
+    """Restores this rank's state; all ranks call it, and either all or none of them go on with what was saved.
+
+    Args:
+        reducer: Takes the state.
+        topology: The ranks of the job.
+        rank: This one.
+        checkpoint: What was loaded from ``path``.
+        path: Where.
+        strategy: Lets the ranks agree.
+    """
+    saved = checkpoint.get(_KEY)
+    if saved is None:
+        reducer.load_state_dict({})
+        return
+    stamp = _stamp(topology, checkpoint["global_step"])
+    content: dict[str, Any] = {}
+    if saved == stamp:
+        with contextlib.suppress(OSError, RuntimeError, EOFError, ValueError):  # missing, or torn
+            content = strategy.checkpoint_io.load_checkpoint(_file(path, rank), weights_only=True)
+    mine = {key: content.get(key) for key in stamp} == stamp
+    if strategy.reduce_boolean_decision(mine, all=True):
+        reducer.load_state_dict(content["state"])
+        return
+    reducer.load_state_dict({})
+    reason = (
+        f"it was written for the ranks by node {saved['nodes']}, and now they are {stamp['nodes']}"
+        if saved["nodes"] != stamp["nodes"]
+        else f"not all ranks found their file of step {saved['step']} in {_folder(path)!r}"
+    )
+    rank_zero_warn(
+        f"The codec state of {path!r} is dropped: {reason}. What compression had held back from the last steps'"
+        " gradients is lost; the weights and the optimizer are restored in full."
+    )
+
+
+def remove_codec_state(path: str, io: CheckpointIO) -> None:
+    """Removes the files that belong to a checkpoint; one rank on each node calls it."""
+    with contextlib.suppress(FileNotFoundError):  # another node was faster
+        io.remove_checkpoint(_folder(path))
+
+
+def _stamp(topology: Topology, step: int) -> dict[str, Any]:
+    # A string, since a checkpoint may be read by a loader that refuses what is not plain.
+    return {"nodes": str(topology), "step": step}
+
+
+def _folder(path: str) -> str:
+    # `last.ckpt` may be a link to the checkpoint that was written.
+    folder, _, name = (path if "://" in path else os.path.realpath(path)).rpartition("/")
+    return f"{folder}/codec_state/{name}"
+
+
+def _file(path: str, rank: int) -> str:
+    return f"{_folder(path)}/rank_{rank:05d}.ckpt"
