@@ -23,13 +23,15 @@ from examples.language_model import LanguageModel, StandardLibrary
 from lightning_hpc.strategies import HPCStrategy
 
 WARM_UP_STEPS = 3  # DistributedDataParallel rebuilds its buckets after the first step
+TRIAL_STEPS = 30  # of compression="auto", at most
 
 
 class StepTimer(Callback):
     """Notes when each batch ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, warm_up_steps: int) -> None:
         self.ends: list[float] = []
+        self.warm_up_steps = warm_up_steps
 
     def on_train_batch_end(self, *args: Any) -> None:
         """Notes the time."""
@@ -37,7 +39,7 @@ class StepTimer(Callback):
 
     def seconds(self) -> list[float]:
         """Duration of each step after the warm-up."""
-        return [end - start for start, end in zip(self.ends, self.ends[1:], strict=False)][WARM_UP_STEPS - 1 :]
+        return [end - start for start, end in zip(self.ends, self.ends[1:], strict=False)][self.warm_up_steps - 1 :]
 
 
 def make_strategy(name: str) -> str | HPCStrategy:
@@ -49,14 +51,15 @@ def make_strategy(name: str) -> str | HPCStrategy:
 def fit(strategy: str, steps: int, context: int, batch_size: int) -> list[float]:
     """Trains and returns the seconds of each step after the warm-up."""
     local_world_size = int(os.environ["LOCAL_WORLD_SIZE"])
-    timer = StepTimer()
+    warm_up_steps = WARM_UP_STEPS + (TRIAL_STEPS if strategy == "hpc:auto" else 0)
+    timer = StepTimer(warm_up_steps)
     seed_everything(1, verbose=False)
     trainer = Trainer(
         accelerator="cpu",
         devices=local_world_size,
         num_nodes=int(os.environ["WORLD_SIZE"]) // local_world_size,
         strategy=make_strategy(strategy),
-        max_steps=steps + WARM_UP_STEPS,
+        max_steps=steps + warm_up_steps,
         limit_val_batches=0,
         logger=False,
         enable_checkpointing=False,
@@ -65,6 +68,8 @@ def fit(strategy: str, steps: int, context: int, batch_size: int) -> list[float]
         callbacks=[timer],
     )
     trainer.fit(LanguageModel(context=context), StandardLibrary(context=context, batch_size=batch_size))
+    for decision in getattr(getattr(trainer.strategy, "comm_stats", None), "decisions", ()):
+        print(f"step {decision.step}: {decision.reason}", file=sys.stderr, flush=True)
     return timer.seconds()
 
 

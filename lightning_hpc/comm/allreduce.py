@@ -46,19 +46,22 @@ class HierarchicalAllReduce:
     ) -> None:
         self._pipeline = pipeline(_stages(levels, 1 / world_size, stats))
 
-    def __call__(self, tensor: Tensor, plans: Sequence[SlicePlan], exchanges: Sequence[Exchange]) -> Future[Tensor]:
+    def __call__(
+        self, tensor: Tensor, plans: Sequence[SlicePlan], exchanges: Sequence[Exchange], flush: bool = False
+    ) -> Future[Tensor]:
         """Starts the reduction of a dense, contiguous tensor of any shape and floating or complex dtype.
 
         Args:
             tensor: What is to be averaged.
             plans: Its slices; those of a complex tensor count its real numbers.
             exchanges: How each of them crosses the outermost level.
+            flush: Whether codecs give back what they have kept.
 
         Returns:
             A future of the same tensor, which then holds the mean. Until then nobody may touch it.
         """
         flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).view(-1)
-        slices = [Slice(plan, flat, exchange) for plan, exchange in zip(plans, exchanges, strict=True)]
+        slices = [Slice(plan, flat, exchange, flush) for plan, exchange in zip(plans, exchanges, strict=True)]
         return self._pipeline.submit(slices, tensor)
 
     def close(self) -> bool:

@@ -24,13 +24,18 @@ class ExposedClock(Protocol):
 
 
 class HostExposedClock(ExposedClock):
-    """For CPU tensors, where a bucket is computed when its hook is called and reduced when its future completes."""
+    """For CPU tensors, where a bucket is computed when its hook is called and reduced when its future completes.
+
+    Attributes:
+        reduced_at: When the last bucket of the last backward pass was reduced, as `time.perf_counter` says.
+    """
 
     def __init__(self, stats: CommStats) -> None:
         self._stats = stats
         self._lock = threading.Lock()
         self._pending = 0
         self._computed_at: float | None = None
+        self.reduced_at = 0.0
 
     @override
     def follow(self, future: Future[Tensor], is_last: bool) -> Future[Tensor]:
@@ -44,7 +49,8 @@ class HostExposedClock(ExposedClock):
         with self._lock:
             self._pending -= 1
             if self._pending == 0 and self._computed_at is not None:
-                self._stats.exposed_seconds += time.perf_counter() - self._computed_at
+                self.reduced_at = time.perf_counter()
+                self._stats.exposed_seconds += self.reduced_at - self._computed_at
                 self._stats.reductions += 1
                 self._computed_at = None
         return future.value()

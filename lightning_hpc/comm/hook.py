@@ -1,5 +1,6 @@
 """The communication hook that `HPCStrategy` registers with DistributedDataParallel, and the state behind it."""
 
+import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
@@ -42,6 +43,7 @@ class GradientReducer:
 
     Attributes:
         specs: What describes each parameter, by the `id` of the parameter.
+        arrivals: When each bucket of this step came, as `time.perf_counter` says, and its numbers.
     """
 
     def __init__(
@@ -81,19 +83,31 @@ class GradientReducer:
             self._exchanges[codec.name] = make_exchange(
                 codec, self._exact, error_feedback=error_feedback, level=outermost, stats=stats
             )
-        self._codec = "none"
+        self.arrivals: list[tuple[float, int]] = []
+        self._codec = self._next_codec = "none"
+        self._flushing = False
         self._clock: ExposedClock = (
             CudaExposedClock(stats, device) if device.type == "cuda" else HostExposedClock(stats)
         )
 
+    @property
+    def reduced_at(self) -> float | None:
+        """When the last backward pass's gradients were all reduced; None on CUDA, where the host does not know."""
+        return self._clock.reduced_at if isinstance(self._clock, HostExposedClock) else None
+
     def use(self, codec: str) -> None:
-        """Chooses the codec of the next buckets; all ranks must do so between the same two backward passes.
+        """Chooses the codec of the next backward passes; all ranks must do so between the same two of them.
+
+        The first pass after a change sends what the former codec had kept, and uncompressed.
 
         Args:
             codec: Name of one of the codecs, ``"none"`` for the exact hierarchy, or ``"ddp"`` for the flat all-reduce.
         """
         assert codec in self._exchanges or codec in ("none", "ddp"), codec
-        self._codec = codec
+        self._flushing = self._codec in self._exchanges and codec != self._codec
+        self._next_codec = codec
+        if not self._flushing:
+            self._codec = codec
 
     def __call__(self, gradients: Tensor, is_last: bool, bucket: Sequence[ParameterSpec] = ()) -> Future[Tensor]:
         """Starts the reduction of one bucket.
@@ -106,6 +120,7 @@ class GradientReducer:
         Returns:
             A future of the same tensor, averaged in place.
         """
+        self.arrivals.append((time.perf_counter(), gradients.numel()))
         if gradients.layout is not torch.strided:
             self._count("none", "sparse")
             future = self._flat(gradients)
@@ -114,6 +129,8 @@ class GradientReducer:
             future = self._flat(gradients)
         else:
             future = self._reduce(gradients, bucket, self._hierarchical)
+        if is_last and self._flushing:
+            self._flushing, self._codec = False, self._next_codec
         return self._clock.follow(future, is_last)
 
     def state_dict(self) -> dict[str, Any]:

@@ -59,6 +59,7 @@ class Slice:
         plan: Where it is cut.
         bucket: The flat bucket, which it is taken from and at last written to.
         exchange: How it crosses the outermost level; the stage there may choose another.
+        flush: Whether it crosses uncompressed, with all that the codec had kept.
         buffer: Its elements: a view of the bucket, or a copy from the first stage to the last.
         carried: What one stage of the outermost level leaves for the next.
         sizes: Bytes of each rank's packet, where they differ.
@@ -68,6 +69,7 @@ class Slice:
     plan: SlicePlan
     bucket: Tensor
     exchange: Any
+    flush: bool = False
     buffer: Tensor = field(init=False)
     carried: Tensor | None = None
     sizes: list[int] = field(default_factory=list)

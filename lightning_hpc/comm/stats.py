@@ -12,6 +12,25 @@ class SentBytes:
     total: int = 0
 
 
+@dataclass(frozen=True)
+class Decision:
+    """A choice of ``compression="auto"``.
+
+    Attributes:
+        step: Optimizer steps before it.
+        choice: ``"ddp"`` for the flat ring, ``"none"`` for the exact hierarchy, or a codec.
+        reason: What speaks for it.
+        predicted: Seconds a step of each choice, by the cost model.
+        measured: Seconds a step of those that were tried.
+    """
+
+    step: int
+    choice: str
+    reason: str
+    predicted: dict[str, float]
+    measured: dict[str, float]
+
+
 @dataclass
 class CommStats:
     """Figures of one rank since the start of the fit. Cheap to read at any time; all of them only ever grow.
@@ -24,6 +43,7 @@ class CommStats:
         fallbacks: Number of buckets that took another path than the planned one, by reason.
         exposed_seconds: Seconds between the end of the backward computation and the arrival of the last reduced
             gradient, summed over `reductions`. On CUDA it lags by the steps whose events are still pending.
+        decisions: What ``compression="auto"`` has decided, on rank 0.
     """
 
     steps: int = 0
@@ -31,6 +51,7 @@ class CommStats:
     codecs: Counter[str] = field(default_factory=Counter)
     fallbacks: Counter[str] = field(default_factory=Counter)
     exposed_seconds: float = 0.0
+    decisions: list[Decision] = field(default_factory=list)
     _sent: list[SentBytes] = field(default_factory=list, repr=False)
 
     @property

@@ -1,8 +1,5 @@
 """`Trainer(strategy="hpc")`: DDP whose gradients are reduced level by level over the topology of the cluster."""
 
-import difflib
-import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -16,16 +13,21 @@ from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
 from lightning.pytorch.overrides.distributed import _register_ddp_comm_hook
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_hpc.comm.codecs import CODEC_NAMES, Codec, make_codec
+from lightning_hpc.comm.codec_cost import measure_codec
+from lightning_hpc.comm.codecs import Codec
 from lightning_hpc.comm.hook import GradientReducer, reduce_gradients
+from lightning_hpc.comm.level_speeds import with_measured_links
+from lightning_hpc.comm.probe import probe
 from lightning_hpc.comm.stats import CommStats
 from lightning_hpc.comm.topology import Topology
+from lightning_hpc.comm.tuner import CodecTuner
+from lightning_hpc.strategies.arguments import parse_compression, parse_mebibytes, parse_topology, require_known
 from lightning_hpc.strategies.codec_checkpoint import load_codec_state, remove_codec_state, save_codec_state
 
 # Measured with 13 MB of gradients on 2 x 2 emulated ranks at 200 Mbit/s, where 1 to 4 MiB make no difference, and
@@ -47,6 +49,7 @@ class HPCStrategy(DDPStrategy):
             path of a saved one.
         compression: ``"none"``: exact. How gradients are packed where they cross the outermost level:
             ``"bf16"``, ``"fp16"``, ``"int8"``, ``"int4"``, ``"bitmask"``, ``"topk"``, ``"lowrank"``, or a `Codec`.
+            ``"auto"`` measures which of them is fastest here, exact sums and plain DDP among them.
         error_feedback: Whether what a codec loses is added to the next step's gradients.
         bucket_cap_mb: Gradients are reduced in buckets of this many MiB while backward still runs; ``"auto"`` is 4 over
             several nodes and DDP's own default otherwise.
@@ -73,14 +76,16 @@ class HPCStrategy(DDPStrategy):
         slice_mb: float | Literal["auto"] = "auto",
         **kwargs: Any,
     ) -> None:
-        _require_known(kwargs)
+        require_known(kwargs, (HPCStrategy.__init__, DDPStrategy.__init__, DistributedDataParallel.__init__))
         super().__init__(**kwargs)
-        self._codecs = _parse_compression(compression)
+        self._codecs = parse_compression(compression)
+        self._is_tuned = isinstance(compression, str) and compression == "auto"
         self._error_feedback = error_feedback
-        self._topology = _parse_topology(topology)
-        self._bucket_cap_mb = _parse_mebibytes("bucket_cap_mb", bucket_cap_mb)
-        self._slice_mb = _parse_mebibytes("slice_mb", slice_mb)
+        self._topology = parse_topology(topology)
+        self._bucket_cap_mb = parse_mebibytes("bucket_cap_mb", bucket_cap_mb)
+        self._slice_mb = parse_mebibytes("slice_mb", slice_mb)
         self._reducer: GradientReducer | None = None
+        self._tuner: CodecTuner | None = None
         self.comm_stats: CommStats | None = CommStats()
         if self._ddp_comm_hook is not None and isinstance(self._topology, Topology):
             raise ValueError(
@@ -143,6 +148,8 @@ class HPCStrategy(DDPStrategy):
         output = super().optimizer_step(optimizer, closure, model, **kwargs)
         if self.comm_stats is not None:
             self.comm_stats.steps += 1
+        if self._tuner is not None:
+            self._tuner.finish_step()
         return output
 
     @override
@@ -189,12 +196,18 @@ class HPCStrategy(DDPStrategy):
         super().teardown()
         if self._reducer is not None:
             self._reducer.close()
-            self._reducer = None
+            self._reducer = self._tuner = None
 
     @classmethod
     @override
     def register_strategies(cls, strategy_registry: _StrategyRegistry) -> None:
         """Registers ``"hpc"`` and the variants that ``"ddp"`` has."""
+        strategy_registry.register(
+            "hpc_compressed",
+            cls,
+            description="'hpc' with gradients compressed where that is faster",
+            compression="auto",
+        )
         for variant, start_method in (("", "popen"), ("_spawn", "spawn"), ("_fork", "fork"), ("_notebook", "fork")):
             strategy_registry.register(
                 f"hpc{variant}",
@@ -220,7 +233,13 @@ class HPCStrategy(DDPStrategy):
         mine = torch.tensor([self.node_rank], device=self.root_device)
         node_ranks = [torch.empty_like(mine) for _ in range(self.world_size)]
         dist.all_gather(node_ranks, mine)
-        return Topology.from_node_ranks([int(node_rank) for node_rank in node_ranks])
+        if len({int(node_rank) for node_rank in node_ranks}) == 1:
+            return Topology.flat(self.world_size)
+        # The launcher's nodes may share a host, or one may be split over two networks: measure.
+        found = probe(device=self.root_device)
+        for warning in found.warnings:
+            rank_zero_warn(warning)
+        return found.topology
 
     def _set_bucket_cap(self, topology: Topology) -> None:
         self._ddp_kwargs.pop("bucket_cap_mb", None)  # of an earlier fit
@@ -232,19 +251,40 @@ class HPCStrategy(DDPStrategy):
     def _register_hook(self, topology: Topology, stats: CommStats) -> None:
         """Registers the gradient hook, on every device."""
         assert isinstance(self.model, DistributedDataParallel)
+        slice_bytes = int((self._slice_mb or _SLICE_MIB) * 2**20)
         self._reducer = GradientReducer(
             topology,
             device=self.root_device,
-            slice_bytes=int((self._slice_mb or _SLICE_MIB) * 2**20),
+            slice_bytes=slice_bytes,
             timeout=self._timeout,
             stats=stats,
             parameters=dict(self.model.module.named_parameters()),
             codecs=self._codecs,
             error_feedback=self._error_feedback,
         )
-        if self._codecs:
+        if topology.depth > 1 and self._is_tuned:
+            self._tuner = self._make_tuner(self._reducer, topology, slice_bytes, stats)
+        elif topology.depth > 1 and self._codecs:
             self._reducer.use(self._codecs[0].name)
         self.model.register_comm_hook(self._reducer, reduce_gradients)
+
+    def _make_tuner(
+        self, reducer: GradientReducer, topology: Topology, slice_bytes: int, stats: CommStats
+    ) -> CodecTuner:
+        if not topology.links:
+            topology = with_measured_links(topology, probe(device=self.root_device))
+        specs = list(reducer.specs.values())
+        assert dist.group.WORLD is not None
+        return CodecTuner(
+            reducer,
+            topology=topology,
+            costs=[measure_codec(codec, specs, self.root_device) for codec in self._codecs],
+            slice_numel=slice_bytes // 4,
+            group=dist.group.WORLD,
+            device=self.root_device,
+            stats=stats,
+            announce=lambda reason: rank_zero_info(f"HPCStrategy: compression='auto': {reason}"),
+        )
 
     def _announcement(self, topology: Topology) -> str:
         if self.world_size == 1:
@@ -266,50 +306,3 @@ class HPCStrategy(DDPStrategy):
                 f"sync_batchnorm=True needs CUDA: torch's SyncBatchNorm does not run on {self.root_device.type!r};"
                 " set Trainer(sync_batchnorm=False), or use a normalisation without batch statistics"
             )
-
-
-def _require_known(kwargs: dict[str, Any]) -> None:
-    """Raises TypeError for a misspelt argument, which torch would find only after all processes have started."""
-    constructors = (HPCStrategy.__init__, DDPStrategy.__init__, DistributedDataParallel.__init__)
-    known = {name for constructor in constructors for name in inspect.signature(constructor).parameters}
-    unknown = sorted(kwargs.keys() - known)
-    if unknown:
-        near = difflib.get_close_matches(unknown[0], known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else " and neither does DistributedDataParallel"
-        raise TypeError(f"HPCStrategy takes no argument {unknown[0]!r}{hint}")
-
-
-def _parse_compression(compression: str | Codec) -> list[Codec]:
-    if isinstance(compression, Codec):
-        return [compression]
-    if compression == "none":
-        return []
-    if compression not in CODEC_NAMES:
-        names = ", ".join(("none", *CODEC_NAMES))
-        raise ValueError(f"compression={compression!r} is not available; choose one of: {names}")
-    return [make_codec(compression)]
-
-
-def _parse_topology(topology: str | Path | Sequence[Any] | Topology) -> Topology | Literal["auto", "flat"]:
-    if isinstance(topology, Topology):
-        return topology
-    if not isinstance(topology, (str, Path)):
-        return Topology.from_lists(topology)
-    if topology == "auto":
-        return "auto"
-    if topology == "flat":
-        return "flat"
-    return Topology.load(topology)
-
-
-def _parse_mebibytes(name: str, value: Any) -> float | None:
-    """None stands for "auto"."""
-    if isinstance(value, str) and value == "auto":
-        return None
-    try:
-        mebibytes = float(value)
-    except (TypeError, ValueError, OverflowError):
-        mebibytes = math.nan
-    if isinstance(value, (str, bool)) or not 2**-20 <= mebibytes <= 2**20:
-        raise ValueError(f"{name}={value!r} must be 'auto' or a positive number of MiB, from a byte to a TiB")
-    return mebibytes

@@ -73,6 +73,12 @@ class BlockExchange(CodecExchange):
             self._feedback.load_state_dict(state.get("residuals", {}))
             self._feedback_of_sums.load_state_dict(state.get("residuals_of_sums", {}))
 
+    @override
+    def _give_back(self, item: Slice) -> None:
+        super()._give_back(item)
+        if self._feedback_of_sums is not None:
+            self._release(item, self._feedback_of_sums, item.plan.owned)
+
     def _pack(self, values: Tensor, feedback: ErrorFeedback | None, run: Run, item: Slice) -> Tensor:
         corrected = self._corrected(values, feedback, run, item.poisoned)
         packed = self._codec.encode(corrected.view(-1, self._codec.block))

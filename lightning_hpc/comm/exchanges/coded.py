@@ -53,12 +53,30 @@ class CodecExchange(Exchange):
     def agreed(self, item: Slice, words: Tensor) -> None:
         if words.device.type == "cuda":
             # The host must not wait for the device to choose another path, so the whole slice becomes NaN.
-            item.poisoned = (words < 0).any()
-            return
-        worst = int(words.min())
-        if worst < 0:
+            item.poisoned = (words == NON_FINITE).any()
+        elif (worst := int(words.min())) < 0:
             item.exchange = self._exact
             self._stats.fallbacks[_REASONS[worst]] += 1
+            if worst == NON_FINITE:
+                return
+        if item.flush:
+            item.exchange = self._exact
+            self._give_back(item)
+
+    def _give_back(self, item: Slice) -> None:
+        """Adds to the values what was kept, before they are sent as they are."""
+        if self._feedback is not None:
+            self._release(item, self._feedback, item.plan.run)
+
+    def _release(self, item: Slice, feedback: ErrorFeedback, run: Run) -> None:
+        residual = feedback.residual(run, item.values.device)
+        place = item.buffer[run.start : run.stop]
+        if item.poisoned is None:
+            place.add_(residual)
+            residual.zero_()
+        else:
+            place.add_(torch.where(item.poisoned, 0.0, residual))
+            residual.mul_(item.poisoned)
 
     def _corrected(self, values: Tensor, feedback: ErrorFeedback | None, run: Run, poisoned: Tensor | None) -> Tensor:
         """A fresh fp32 tensor."""

@@ -1,0 +1,118 @@
+"""`compression="auto"`: times steps, asks the policy, and carries its orders to all ranks."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from lightning_hpc.comm.cost_model import CodecCost, Prediction, Workload, predict, predict_ddp
+from lightning_hpc.comm.hook import GradientReducer
+from lightning_hpc.comm.policy import CodecPolicy, Order
+from lightning_hpc.comm.stats import CommStats, Decision
+from lightning_hpc.comm.topology import Topology
+
+# The first step still has the buckets that DistributedDataParallel made without knowing the order of the gradients, and
+# rebuilding them is part of the second.
+_OBSERVED_STEPS = 4
+
+
+class CodecTuner:
+    """Chooses among the codecs of a reducer while the training goes on.
+
+    Rank 0 measures and decides; the others wait for its order at the end of each order's last step, so that all change
+    at the same step. Every rank calls `finish_step` once an optimizer step.
+
+    Args:
+        reducer: Whose codec is chosen.
+        topology: With the measured speed of its levels.
+        costs: Of the codecs that may be chosen, the most exact first, beside the flat ring and the exact hierarchy.
+        slice_numel: Numbers in a slice.
+        group: All ranks.
+        device: Where its tensors must be.
+        stats: Takes the decisions.
+        announce: Called on rank 0 with a line for the log.
+    """
+
+    def __init__(
+        self,
+        reducer: GradientReducer,
+        *,
+        topology: Topology,
+        costs: Sequence[CodecCost],
+        slice_numel: int,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        stats: CommStats,
+        announce: Callable[[str], None],
+    ) -> None:
+        self._reducer, self._topology, self._slice_numel = reducer, topology, slice_numel
+        self._costs = [CodecCost(), *costs]
+        self._choices = ["ddp", *(cost.name for cost in self._costs)]
+        self._group, self._device = group, device
+        self._stats, self._announce = stats, announce
+        self._policy: CodecPolicy | None = None
+        self._seconds: list[float] = []
+        self._started = 0.0
+        self._settled = False
+        self._follow(Order("none", _OBSERVED_STEPS))
+
+    def finish_step(self) -> None:
+        """Takes note of a step; at the end of an order, gets the next one."""
+        now = time.perf_counter()
+        started, self._started = self._started, now
+        if started:  # the first step has no beginning that we know of
+            self._seconds.append(now - started)
+        self._left -= 1
+        if not self._left:
+            order = self._next_order(started, now) if self._group.rank() == 0 else None
+            self._follow(self._share(order))
+        self._reducer.arrivals.clear()
+
+    def _follow(self, order: Order) -> None:
+        self._left = order.steps
+        self._seconds.clear()
+        self._reducer.use(order.choice)
+
+    def _share(self, order: Order | None) -> Order:
+        words = torch.zeros(2, dtype=torch.int64)
+        if order is not None:
+            words[0], words[1] = self._choices.index(order.choice), order.steps
+        words = words.to(self._device)
+        dist.broadcast(words, group=self._group, group_src=0)
+        choice, steps = words.tolist()
+        return Order(self._choices[choice], steps)
+
+    def _next_order(self, started: float, now: float) -> Order:
+        if self._policy is None:
+            predictions = self._predict(self._observe(started, now))
+            self._policy = CodecPolicy(self._choices, {item.name: item.step_seconds for item in predictions})
+            return self._policy.start()
+        order = self._policy.next(self._seconds)
+        if self._policy.is_settled and not self._settled:
+            self._record(order, self._policy)
+        self._settled = self._policy.is_settled
+        return order
+
+    def _observe(self, started: float, now: float) -> Workload:
+        """The last step's computation."""
+        arrivals = self._reducer.arrivals
+        reduced = self._reducer.reduced_at
+        if reduced is not None and arrivals:
+            return Workload(tuple((at - started, numel) for at, numel in arrivals), now - reduced)
+        # On CUDA the host only launches; take a third of the computation for forward, which backward doubles.
+        compute = max(now - started - self._stats.exposed_seconds / max(self._stats.reductions, 1), 0.0)
+        buckets = [numel for _, numel in arrivals] or [1]
+        times = [compute * (1 + 2 * (index + 1) / len(buckets)) / 3 for index in range(len(buckets))]
+        return Workload(tuple(zip(times, buckets, strict=True)), 0.0)
+
+    def _predict(self, workload: Workload) -> list[Prediction]:
+        predictions = [predict(workload, self._topology, cost, self._slice_numel) for cost in self._costs]
+        return [predict_ddp(workload, self._topology), *predictions]
+
+    def _record(self, order: Order, policy: CodecPolicy) -> None:
+        decision = Decision(
+            self._stats.steps, order.choice, policy.reason(), dict(policy.predictions), dict(policy.measured)
+        )
+        self._stats.decisions.append(decision)
+        self._announce(decision.reason)
