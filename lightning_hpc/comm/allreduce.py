@@ -47,7 +47,13 @@ class HierarchicalAllReduce:
         self._pipeline = pipeline(_stages(levels, 1 / world_size, stats))
 
     def __call__(
-        self, tensor: Tensor, plans: Sequence[SlicePlan], exchanges: Sequence[Exchange], flush: bool = False
+        self,
+        tensor: Tensor,
+        plans: Sequence[SlicePlan],
+        exchanges: Sequence[Exchange],
+        *,
+        label: str = "a bucket",
+        flush: bool = False,
     ) -> Future[Tensor]:
         """Starts the reduction of a dense, contiguous tensor of any shape and floating or complex dtype.
 
@@ -55,13 +61,14 @@ class HierarchicalAllReduce:
             tensor: What is to be averaged.
             plans: Its slices; those of a complex tensor count its real numbers.
             exchanges: How each of them crosses the outermost level.
+            label: What it is, for errors.
             flush: Whether codecs give back what they have kept.
 
         Returns:
             A future of the same tensor, which then holds the mean. Until then nobody may touch it.
         """
         flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).view(-1)
-        slices = [Slice(plan, flat, exchange, flush) for plan, exchange in zip(plans, exchanges, strict=True)]
+        slices = [Slice(plan, flat, exchange, label, flush) for plan, exchange in zip(plans, exchanges, strict=True)]
         return self._pipeline.submit(slices, tensor)
 
     def close(self) -> bool:
@@ -92,6 +99,7 @@ class _Wrapper(Stage):
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
+        self.ranks = stage.ranks
 
     def __str__(self) -> str:
         return str(self._stage)
@@ -134,6 +142,7 @@ class _ReduceScatter(Stage):
 
     def __init__(self, level: Level, depth: int, scale: float, stats: CommStats) -> None:
         self._level, self._depth, self._scale = level, depth, scale
+        self.ranks = level.ranks
         self._hops = Hops(level, stats)
 
     def __str__(self) -> str:
@@ -157,6 +166,7 @@ class _AllGather(Stage):
 
     def __init__(self, level: Level, depth: int, stats: CommStats) -> None:
         self._level, self._depth = level, depth
+        self.ranks = level.ranks
         self._hops = Hops(level, stats)
 
     def __str__(self) -> str:
@@ -177,6 +187,7 @@ class _Agree(Stage):
 
     def __init__(self, level: Level, stats: CommStats) -> None:
         self._level = level
+        self.ranks = level.ranks
         self._hops = Hops(level, stats)
         self._words = Scratch()
         self._asked = False
@@ -205,6 +216,7 @@ class _Scatter(Stage):
 
     def __init__(self, level: Level) -> None:
         self._level = level
+        self.ranks = level.ranks
 
     def __str__(self) -> str:
         return f"reduce-scatter of {self._level}"
@@ -224,6 +236,7 @@ class _Gather(Stage):
 
     def __init__(self, level: Level) -> None:
         self._level = level
+        self.ranks = level.ranks
 
     def __str__(self) -> str:
         return f"all-gather of {self._level}"

@@ -18,8 +18,9 @@ from lightning_hpc.comm.exposed import CudaExposedClock, ExposedClock, HostExpos
 from lightning_hpc.comm.flat import FlatAllReduce
 from lightning_hpc.comm.groups import destroy_levels, keep_levels_for_ever, make_levels
 from lightning_hpc.comm.layout import ParameterSpec
-from lightning_hpc.comm.pipeline import StreamPipeline, ThreadPipeline
+from lightning_hpc.comm.pipeline import Stage, StreamPipeline, ThreadPipeline
 from lightning_hpc.comm.plans import Planner
+from lightning_hpc.comm.roll_call import RollCall
 from lightning_hpc.comm.stats import CommStats
 from lightning_hpc.comm.topology import Topology
 
@@ -72,7 +73,9 @@ class GradientReducer:
                 self._levels,
                 world_size=topology.world_size,
                 stats=stats,
-                pipeline=partial(StreamPipeline, device=device) if device.type == "cuda" else ThreadPipeline,
+                pipeline=partial(StreamPipeline, device=device)
+                if device.type == "cuda"
+                else _make_thread_pipeline,
             )
         # Ranks that are surplus in their node take no part in the outermost level.
         outermost = next((level for level in self._levels if not level.lanes), None)
@@ -158,7 +161,7 @@ class GradientReducer:
             if gradients.is_complex():
                 slice_numel *= 2
             plans = self._planner.exact(numel, slice_numel)
-            return hierarchical(gradients, plans, [self._exact] * len(plans))
+            return hierarchical(gradients, plans, [self._exact] * len(plans), label=_label(bucket))
         self._count(self._codec)
         exchange = self._exchanges[self._codec]
         plans = self._planner.coded(bucket, self._grains[self._codec], slice_numel)
@@ -168,6 +171,18 @@ class GradientReducer:
         self._stats.codecs[codec] += 1
         if fallback is not None:
             self._stats.fallbacks[fallback] += 1
+
+
+def _make_thread_pipeline(stages: Sequence[Stage]) -> ThreadPipeline:
+    roll_call = RollCall.of_default_group()
+    return ThreadPipeline(stages, lambda stage, what: roll_call.report(what, stage.ranks))
+
+
+def _label(bucket: Sequence[ParameterSpec]) -> str:
+    if not bucket:
+        return "a bucket"
+    names = bucket[0].name if len(bucket) == 1 else f"{bucket[0].name} … {bucket[-1].name}"
+    return f"the bucket of {names}"
 
 
 def _describe(name: str, parameter: Tensor) -> ParameterSpec:

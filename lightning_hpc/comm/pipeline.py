@@ -1,9 +1,10 @@
 """Runs the stages of a pipeline at once: on one thread a stage (CPU) or on one CUDA stream a stage."""
 
+import contextlib
 import queue
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol
@@ -24,7 +25,12 @@ class Stage(Protocol):
     """One step of a slice's way: a collective, and what is to be done with its outcome.
 
     Works in place and on one slice at a time; `str` of it names the step in errors.
+
+    Attributes:
+        ranks: Who takes part.
     """
+
+    ranks: tuple[int, ...]
 
     def start(self, item: Slice) -> dist.Work | None:
         """Issues the collective; None if this rank has no part in it for this slice."""
@@ -67,10 +73,15 @@ class ThreadPipeline(Pipeline):
 
     `close` also ends a thread whose collective waits for a peer that will never come. Left behind in C++, such a thread
     would ask for the interpreter while that shuts down, which aborts the process.
+
+    Args:
+        stages: The steps, in order.
+        explain: Asked for a sentence more on what has failed at a stage.
     """
 
-    def __init__(self, stages: Sequence[Stage]) -> None:
+    def __init__(self, stages: Sequence[Stage], explain: Callable[[Stage, str], str] | None = None) -> None:
         assert stages, "a pipeline without stages reduces nothing"
+        self._explain = explain
         self._lock = threading.Lock()
         self._under_way: deque[_Job] = deque()  # guarded by the lock, as is the next one
         self._error: CommunicationError | None = None
@@ -121,9 +132,7 @@ class ThreadPipeline(Pipeline):
                     continue
                 stage.finish(slice_)
             except BaseException as error:
-                failure = CommunicationError(f"{stage} failed: {error}")
-                failure.__cause__ = error
-                self._fail(failure)
+                self._fail(self._failure(stage, slice_, error))
                 continue
             if following is not None:
                 following.put(item)
@@ -144,6 +153,18 @@ class ThreadPipeline(Pipeline):
                 if self._closed:
                     self._unfinished = True
                     return False
+
+    def _failure(self, stage: Stage, item: Slice, error: BaseException) -> CommunicationError:
+        what = f"{stage} failed in {item}: {error}"
+        explanation = ""
+        # Only the first failure has something to tell: the others follow from it. Whatever goes wrong in the telling,
+        # those who wait for the futures must get their error.
+        with contextlib.suppress(Exception):
+            if self._explain is not None and self._error is None:
+                explanation = f". {self._explain(stage, what)}"
+        failure = CommunicationError(what + explanation)
+        failure.__cause__ = error
+        return failure
 
     def _finish(self) -> None:
         """Completes the oldest job. Whoever takes a job out of the queue completes its future, so that is done once."""

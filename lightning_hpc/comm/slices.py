@@ -59,6 +59,7 @@ class Slice:
         plan: Where it is cut.
         bucket: The flat bucket, which it is taken from and at last written to.
         exchange: How it crosses the outermost level; the stage there may choose another.
+        label: The bucket, for errors.
         flush: Whether it crosses uncompressed, with all that the codec had kept.
         buffer: Its elements: a view of the bucket, or a copy from the first stage to the last.
         carried: What one stage of the outermost level leaves for the next.
@@ -69,11 +70,15 @@ class Slice:
     plan: SlicePlan
     bucket: Tensor
     exchange: Any
+    label: str = "a bucket"
     flush: bool = False
     buffer: Tensor = field(init=False)
     carried: Tensor | None = None
     sizes: list[int] = field(default_factory=list)
     poisoned: Tensor | None = None
+
+    def __str__(self) -> str:
+        return self.label
 
     def open(self) -> None:
         """Takes the elements from the bucket."""

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from lightning_hpc.comm import allreduce, hook
 from lightning_hpc.comm.hook import GradientReducer
+from lightning_hpc.comm.layout import ParameterSpec
 from lightning_hpc.comm.stats import CommStats
 from lightning_hpc.comm.topology import Topology
 from tests.helpers import RanksFailedError, run_ranks
@@ -27,12 +29,14 @@ TOLERANCE = {
 }
 
 
-def make_reducer(topology: Topology, slice_bytes: int, stats: CommStats | None = None) -> GradientReducer:
+def make_reducer(
+    topology: Topology, slice_bytes: int, stats: CommStats | None = None, timeout_s: float = 30
+) -> GradientReducer:
     return GradientReducer(
         topology,
         device=torch.device("cpu"),
         slice_bytes=slice_bytes,
-        timeout=timedelta(seconds=30),
+        timeout=timedelta(seconds=timeout_s),
         stats=stats or CommStats(),
     )
 
@@ -202,7 +206,28 @@ def test_an_error_on_one_rank_ends_all_ranks_and_names_the_level() -> None:
     with pytest.raises(RanksFailedError) as error:
         run_ranks(_fail_on_rank_1, 4, timeout=60)
     message = str(error.value)
-    assert "reduce-scatter of level 'intra_node' on rank 1 of ranks [0, 1] failed: planted" in message
+    assert "reduce-scatter of level 'intra_node' on rank 1 of ranks [0, 1] failed in a bucket: planted" in message
     for rank in (0, 2, 3):
         assert f"rank {rank}: Traceback" in message
     assert "level 'inter_node' on rank 3 of ranks [1, 3] failed" in message
+    assert "Rank 1 says: reduce-scatter of level 'intra_node' on rank 1 of ranks [0, 1] failed in a bucket" in message
+
+
+def _stay_away(rank: int, world_size: int) -> None:
+    reducer = make_reducer(Topology.from_lists([[0], [1], [2]]), slice_bytes=400, timeout_s=3)
+    if rank == 2:
+        dist.distributed_c10d._get_default_store().wait(["others have failed"])
+        return
+    try:
+        reducer(torch.ones(1000), True, [ParameterSpec("weight", 1000, 10)]).wait()
+    finally:
+        if rank == 0:
+            dist.distributed_c10d._get_default_store().set("others have failed", "")
+        reducer.close()
+
+
+def test_a_time_out_names_level_bucket_and_missing_ranks() -> None:
+    with pytest.raises(RanksFailedError) as error:
+        run_ranks(_stay_away, 3, timeout=60)
+    assert "level 'inter_node' on rank 0 of ranks [0, 1, 2] failed in the bucket of weight" in str(error.value)
+    assert "No word from ranks [2]" in str(error.value)
