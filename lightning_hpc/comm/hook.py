@@ -165,7 +165,8 @@ class GradientReducer:
         self._count(self._codec)
         exchange = self._exchanges[self._codec]
         plans = self._planner.coded(bucket, self._grains[self._codec], slice_numel)
-        return hierarchical(gradients, plans, [exchange if plan.layout.compressed else self._exact for plan in plans])
+        exchanges = [exchange if plan.layout.compressed else self._exact for plan in plans]
+        return hierarchical(gradients, plans, exchanges, label=_label(bucket), flush=self._flushing)
 
     def _count(self, codec: str, fallback: str | None = None) -> None:
         self._stats.codecs[codec] += 1
