@@ -1,0 +1,1 @@
+"""Single parts, apart from training."""
