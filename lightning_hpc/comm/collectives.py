@@ -43,12 +43,15 @@ class Hops:
         self._sent = [stats.count_bytes(level.name) for _ in range(2)]
         self._received, self._copies = Scratch(), Scratch()
 
-    def scatter(self, whole: Tensor, splits: Sequence[int]) -> tuple[Tensor, dist.Work | None]:
+    def scatter(
+        self, whole: Tensor, splits: Sequence[int], group: dist.ProcessGroup | None = None
+    ) -> tuple[Tensor, dist.Work | None]:
         """Sends each rank its part of ``whole``.
 
         Args:
             whole: Flat tensor.
             splits: Elements of each rank's part.
+            group: The level's group to use; its `up` by default.
 
         Returns:
             What the ranks send to this one, ``[ranks, splits[index]]`` once the work is done, and the work.
@@ -61,7 +64,7 @@ class Hops:
             whole,
             output_split_sizes=[mine] * len(splits),
             input_split_sizes=list(splits),
-            group=self._level.up,
+            group=group or self._level.up,
             async_op=True,
         )
         return received.view(len(splits), mine), work
@@ -104,6 +107,7 @@ class ExactSum:
     def __init__(self, level: Level, stats: CommStats) -> None:
         self._level = level
         self._hops = Hops(level, stats)
+        self._late_hops = Hops(level, stats)
         self._sent = stats.count_bytes(level.name)
 
     def start_scatter(self, tensor: Tensor) -> dist.Work | None:
@@ -127,6 +131,18 @@ class ExactSum:
         if self._level.size == 2 or not tensor.numel():
             return None
         return self._hops.gather(self._part(tensor), tensor, even_splits(tensor.numel(), self._level.size))
+
+    def sum_now(self, tensor: Tensor) -> None:
+        """Both hops, in the stage of the second one; waits for the result."""
+        down, splits = self._level.down, even_splits(tensor.numel(), self._level.size)
+        rows, work = self._late_hops.scatter(tensor, splits, down)
+        if work is not None:
+            work.wait()
+        part = self._part(tensor)
+        part.copy_(sum_rows(rows))
+        work = self._late_hops.gather(part, tensor, splits)
+        if work is not None:
+            work.wait()
 
     def _part(self, tensor: Tensor) -> Tensor:
         parts: list[Tensor] = tensor.split(even_splits(tensor.numel(), self._level.size))

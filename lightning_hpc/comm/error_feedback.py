@@ -15,10 +15,11 @@ class ErrorFeedback:
 
     def __init__(self) -> None:
         self._runs: dict[Run, Tensor] = {}
+        self._padding: dict[Run, Tensor] = {}
         self._parts: dict[tuple[str, int], tuple[Tensor, Run | None]] = {}
 
     def residual(self, run: Run, device: torch.device) -> Tensor:
-        """The residual of a run, to be added to its values and then overwritten with what is lost now.
+        """The residual of a run, to be added to its values.
 
         Args:
             run: What is encoded together.
@@ -30,9 +31,26 @@ class ErrorFeedback:
         residual = self._runs.get(run)
         if residual is None:
             residual = self._runs[run] = torch.zeros(run.numel, device=device)
+            self._padding[run] = run.padding.to(device)
             for part in run.parts:
                 self._adopt(part, run, residual)
         return residual
+
+    def keep(self, run: Run, lost: Tensor, unless: Tensor | None = None) -> None:
+        """Overwrites a run's residual.
+
+        Args:
+            run: What was encoded together.
+            lost: What was lost of it now.
+            unless: A boolean scalar: whether the residual stays as it is instead.
+        """
+        residual = self.residual(run, lost.device)
+        residual.copy_(lost if unless is None else torch.where(unless, residual, lost))
+        # What a codec makes of padding belongs to no parameter. Kept, it would go into the next step's blocks, and be
+        # gone after other cuts or a checkpoint.
+        padding = self._padding[run]
+        if padding.numel():
+            residual.index_fill_(0, padding, 0.0)
 
     def state_dict(self) -> dict[str, Tensor]:
         """A copy of each part's residual on the CPU; a key is ``<first element>:<parameter>``."""
@@ -43,6 +61,7 @@ class ErrorFeedback:
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Restores what `state_dict` gave."""
         self._runs.clear()
+        self._padding.clear()
         self._parts.clear()
         for key, residual in state.items():
             start, _, name = key.partition(":")
@@ -58,5 +77,7 @@ class ErrorFeedback:
             if former.numel() == part.numel:
                 place.copy_(former)
             if former_run is not None:
-                self._runs.pop(former_run, None)  # if that run comes back, it is put together anew
+                # If that run comes back, it is put together anew.
+                self._runs.pop(former_run, None)
+                self._padding.pop(former_run, None)
         self._parts[key] = (place, run)

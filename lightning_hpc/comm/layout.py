@@ -11,6 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+import torch
+from torch import Tensor
+
 _PIECE_NUMEL = 2**18  # a large parameter is cut into pieces of 1 MiB of fp32, which slices of any size are made of
 
 
@@ -89,6 +92,14 @@ class Run:
     def numel(self) -> int:
         """Elements, with padding."""
         return self.stop - self.start
+
+    @property
+    def padding(self) -> Tensor:
+        """Where there is none of the parts: indices, counted from the start."""
+        ends = [part.offset + part.numel for part in self.parts]
+        begins = [part.offset for part in self.parts]
+        gaps = zip([self.start, *ends], [*begins, self.stop], strict=True)
+        return torch.cat([torch.arange(end - self.start, begin - self.start) for end, begin in gaps])
 
 
 @dataclass(frozen=True)
@@ -182,7 +193,7 @@ def _grouped(
 
 
 def _pieces(spec: ParameterSpec, source: int, block: int | None) -> Iterator[_Piece]:
-    step = spec.numel if block is None else _PIECE_NUMEL // block * block
+    step = spec.numel if block is None else max(_PIECE_NUMEL // block, 1) * block
     for start in range(0, spec.numel, step):
         yield _Piece(spec, source, start, min(start + step, spec.numel))
 

@@ -64,6 +64,8 @@ class Slice:
         buffer: Its elements: a view of the bucket, or a copy from the first stage to the last.
         carried: What one stage of the outermost level leaves for the next.
         sizes: Bytes of each rank's packet, where they differ.
+        lost: What the first hop has lost, until it is known whether that counts.
+        refused: Whether some rank's values are not finite, so that the slice is sent as it is.
         poisoned: On CUDA, a boolean scalar: whether a gradient of some rank is not finite.
     """
 
@@ -75,6 +77,8 @@ class Slice:
     buffer: Tensor = field(init=False)
     carried: Tensor | None = None
     sizes: list[int] = field(default_factory=list)
+    lost: Tensor | None = None
+    refused: bool = False
     poisoned: Tensor | None = None
 
     def __str__(self) -> str:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import override
@@ -20,6 +21,7 @@ from lightning_hpc.comm.stats import CommStats
 class BlockExchange(CodecExchange):
     """Two hops: packets of each block to the rank that sums it, and its sum, packed again, to all.
 
+    With the packets goes each rank's word whether it can pack the slice, since in the first hop all hear from all.
     Both hops lose something, and the rank that loses it keeps it (two-way error feedback: Tang et al. 2019).
     """
 
@@ -33,32 +35,51 @@ class BlockExchange(CodecExchange):
         self._packets = Scratch()
 
     @override
+    def agree(self, item: Slice) -> Tensor | None:
+        # Otherwise the packets of the first hop say it, which saves a message.
+        return super().agree(item) if item.flush else None
+
+    @override
     def start_scatter(self, item: Slice) -> dist.Work | None:
-        if not item.values.numel():
+        values = item.values
+        if not values.numel():
             return None
         assert self._hops is not None
-        packed = self._pack(item.values, self._feedback, item.plan.run, item)
-        item.carried, work = self._hops.scatter(packed, self._packet_sizes(item))
+        is_finite = self._is_finite(values)
+        packed, item.lost = self._pack(values, self._feedback, item.plan.run, is_finite)
+        packets = self._add_word(packed, ~is_finite, item)
+        item.carried, work = self._hops.scatter(packets, [size + 1 for size in self._packet_sizes(item)])
         return work
 
     @override
     def finish_scatter(self, item: Slice) -> None:
-        if item.carried is not None:
-            item.carried = sum_rows(self._unpack(item.carried).view(self._level.size, -1))
+        if item.carried is None:
+            return
+        packed, words = item.carried[:, :-1], item.carried[:, -1]
+        if self._take_word(item, words.any()):
+            item.carried = None
+            return
+        if self._feedback is not None and item.lost is not None:
+            self._feedback.keep(item.plan.run, item.lost, item.poisoned)
+        item.carried = sum_rows(self._unpack(packed.reshape(-1)).view(self._level.size, -1))
 
     @override
     def start_gather(self, item: Slice) -> dist.Work | None:
         if item.carried is None:
             return None
         assert self._hops is not None
-        packed = self._pack(item.carried, self._feedback_of_sums, item.plan.owned, item)
+        packed, lost = self._pack(item.carried, self._feedback_of_sums, item.plan.owned, None)
+        if self._feedback_of_sums is not None and lost is not None:
+            self._feedback_of_sums.keep(item.plan.owned, lost, item.poisoned)
         sizes = self._packet_sizes(item)
         item.carried = self._packets(sum(sizes), packed)
-        return self._hops.gather(packed, item.carried, sizes)
+        return self._hops.gather(packed.view(-1), item.carried, sizes)
 
     @override
     def finish_gather(self, item: Slice) -> None:
-        if item.carried is not None:
+        if item.refused:
+            self._exact.sum_now(item.values)
+        elif item.carried is not None:
             self._deliver(self._unpack(item.carried), item)
 
     @override
@@ -79,14 +100,29 @@ class BlockExchange(CodecExchange):
         if self._feedback_of_sums is not None:
             self._release(item, self._feedback_of_sums, item.plan.owned)
 
-    def _pack(self, values: Tensor, feedback: ErrorFeedback | None, run: Run, item: Slice) -> Tensor:
-        corrected = self._corrected(values, feedback, run, item.poisoned)
+    # A rank may own nothing of a small slice. A codec is never given zero blocks, which are an easy thing to trip over.
+
+    def _pack(
+        self, values: Tensor, feedback: ErrorFeedback | None, run: Run, is_finite: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Packed blocks, uint8 ``[n, block_bytes]``, and what is lost; zeros where the values are not finite."""
+        if not values.numel():
+            return values.new_empty((0, self._codec.block_bytes), dtype=torch.uint8), None
+        corrected = self._corrected(values, feedback, run, None if is_finite is None else ~is_finite)
         packed = self._codec.encode(corrected.view(-1, self._codec.block))
-        if feedback is not None:
-            self._keep(corrected.sub_(self._codec.decode(packed).view(-1)), feedback, run, item.poisoned)
-        return packed.view(-1)
+        if feedback is None:
+            return packed, None
+        return packed, corrected.sub_(self._codec.decode(packed).view(-1))
+
+    def _add_word(self, packed: Tensor, refuses: Tensor, item: Slice) -> Tensor:
+        """Puts a byte behind each rank's packet that says whether this rank refuses to pack the slice."""
+        word = refuses.to(torch.uint8).view(1)
+        packets = packed.view(-1).split(self._packet_sizes(item))
+        return torch.cat([piece for packet in packets for piece in (packet, word)])
 
     def _unpack(self, packed: Tensor) -> Tensor:
+        if not packed.numel():
+            return packed.new_empty(0, dtype=torch.float32)
         return self._codec.decode(packed.view(-1, self._codec.block_bytes)).view(-1)
 
     def _packet_sizes(self, item: Slice) -> list[int]:

@@ -44,16 +44,12 @@ class CodecExchange(Exchange):
     @override
     def agree(self, item: Slice) -> Tensor | None:
         values = item.values
-        if not values.numel():
-            return None
-        # A sum is finite unless a value is not, or the sum overflows, and then the values are better sent as they are.
-        return torch.where(values.sum(dtype=torch.float32).isfinite(), 0, NON_FINITE)
+        return torch.where(self._is_finite(values), 0, NON_FINITE) if values.numel() else None
 
     @override
     def agreed(self, item: Slice, words: Tensor) -> None:
         if words.device.type == "cuda":
-            # The host must not wait for the device to choose another path, so the whole slice becomes NaN.
-            item.poisoned = (words == NON_FINITE).any()
+            self._take_word(item, (words == NON_FINITE).any())
         elif (worst := int(words.min())) < 0:
             item.exchange = self._exact
             self._stats.fallbacks[_REASONS[worst]] += 1
@@ -62,6 +58,21 @@ class CodecExchange(Exchange):
         if item.flush:
             item.exchange = self._exact
             self._give_back(item)
+
+    def _is_finite(self, values: Tensor) -> Tensor:
+        # A sum is finite unless a value is not, or the sum overflows, and then the values are better sent as they are.
+        return values.sum(dtype=torch.float32).isfinite()
+
+    def _take_word(self, item: Slice, refused: Tensor) -> bool:
+        """Notes whether some rank refuses to pack the slice; returns that, or False where the host does not know."""
+        if refused.device.type == "cuda":
+            # The host must not wait for the device to choose another path, so the whole slice becomes NaN.
+            item.poisoned = refused
+            return False
+        item.refused = bool(refused)
+        if item.refused:
+            self._stats.fallbacks[_REASONS[NON_FINITE]] += 1
+        return item.refused
 
     def _give_back(self, item: Slice) -> None:
         """Adds to the values what was kept, before they are sent as they are."""
@@ -83,11 +94,7 @@ class CodecExchange(Exchange):
         corrected = values.to(torch.float32, copy=True)
         if feedback is not None:
             corrected.add_(feedback.residual(run, values.device))
-        return corrected if poisoned is None else torch.where(poisoned, 0.0, corrected)
-
-    def _keep(self, lost: Tensor, feedback: ErrorFeedback, run: Run, poisoned: Tensor | None) -> None:
-        residual = feedback.residual(run, lost.device)
-        residual.copy_(lost if poisoned is None else torch.where(poisoned, residual, lost))
+        return corrected if poisoned is None else corrected.masked_fill_(poisoned, 0.0)
 
     def _deliver(self, values: Tensor, item: Slice) -> None:
         item.values.copy_(values if item.poisoned is None else torch.where(item.poisoned, torch.nan, values))

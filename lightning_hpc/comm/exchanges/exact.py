@@ -1,6 +1,7 @@
 """Crosses the outermost level without a codec."""
 
 import torch.distributed as dist
+from torch import Tensor
 from typing_extensions import override
 
 from lightning_hpc.comm.collectives import ExactSum
@@ -18,6 +19,11 @@ class ExactExchange(Exchange):
     def __init__(self, level: Level | None, stats: CommStats) -> None:
         super().__init__(level, stats)
         self._sum = ExactSum(level, stats) if level is not None else None
+
+    def sum_now(self, values: Tensor) -> None:
+        """Sums a slice that was refused, in the thread of the last stage and on its group."""
+        assert self._sum is not None
+        self._sum.sum_now(values)
 
     @override
     def start_scatter(self, item: Slice) -> dist.Work | None:

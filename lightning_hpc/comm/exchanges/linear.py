@@ -34,7 +34,7 @@ class LinearExchange(CodecExchange):
         item.carried = self._codec.encode(corrected, segments)
         if self._feedback is not None:
             lost = corrected.sub_(self._codec.decode(item.carried, segments))
-            self._keep(lost, self._feedback, item.plan.run, item.poisoned)
+            self._feedback.keep(item.plan.run, lost, item.poisoned)
         return self._sum.start_scatter(item.carried)
 
     @override

@@ -47,11 +47,11 @@ class SparseExchange(CodecExchange):
             return None
         if self._feedback is not None:
             corrected = self._corrected(item.values, self._feedback, item.plan.run, item.poisoned)
-            lost = corrected.sub_(self._codec.decode(packed, corrected.numel()))
-            self._keep(lost, self._feedback, item.plan.run, None)
+            self._feedback.keep(item.plan.run, corrected.sub_(self._codec.decode(packed, corrected.numel())))
         assert self._hops is not None
         item.carried = self._packets(sum(item.sizes), packed)
-        return self._hops.gather(packed, item.carried, item.sizes)
+        # On the group of this stage: `down` belongs to the next one, which gathers slices that are not compressed.
+        return self._hops.gather(packed, item.carried, item.sizes, self._level.up)
 
     @override
     def finish_scatter(self, item: Slice) -> None:
