@@ -35,8 +35,8 @@ format: setup ## Put the code into the project's format.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench-comm: setup ## Measure hpc against ddp on an emulated 2 x 2 cluster (needs root).
-	$(BIN)/python benchmarks/task/language_model.py
+bench-comm: setup ## Measure every codec against ddp on an emulated 2 x 2 cluster at four link rates (needs root).
+	$(BIN)/python benchmarks/comm_sweep.py $(BENCH_ARGS)
 
 clean: ## Remove .venv and all that runs leave behind.
 	rm -rf $(VENV) runs lightning_logs checkpoints .mypy_cache .pytest_cache .ruff_cache

@@ -3,10 +3,11 @@
 python benchmarks/convergence/simulate.py
 python benchmarks/convergence/simulate.py --width 64 --context 64 --batch-size 8 --steps 600 --codecs int4 topk:0.1
 python benchmarks/convergence/simulate.py --task digits --batch-size 16 --codecs int8 bitmask:1.5 lowrank:4
+python benchmarks/convergence/simulate.py --width 64 --context 64 --batch-size 8 --steps 2000 --codecs int4 int4/raw
 
 Each node computes the gradients of its own batch; they are reduced in buckets, with a codec and error feedback, as the
-strategy does it over nodes of one rank. A codec's first argument may follow its name. `none` comes first and is what
-the others are compared to, seed by seed.
+strategy does it over nodes of one rank. A codec's first argument may follow its name, and then `/raw`, which leaves its
+preconditioning out. `none` comes first and is what the others are compared to, seed by seed.
 
 The bytes are those that a node sends, relative to an exact all-reduce: 1 for `none`.
 """
@@ -26,6 +27,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from examples.digits import DigitReader, Digits
 from examples.language_model import LanguageModel, StandardLibrary
 from lightning_hpc.comm.codecs import BlockCodec, Codec, LinearCodec, Segment, SparseCodec, make_codec
+from lightning_hpc.comm.exchanges import grain_of
+from lightning_hpc.comm.layout import ParameterSpec, Run, codec_slices
+from lightning_hpc.comm.preconditioner import Preconditioner
 
 BUCKET_NUMEL = 1 << 20
 
@@ -45,6 +49,9 @@ class Reduction:
         self.exact_bytes = 2 * (nodes - 1) / nodes * 4 * numel
         self.residuals = [torch.zeros(numel) for _ in range(nodes)]
         self.sum_residual = torch.zeros(numel)
+        if isinstance(codec, BlockCodec):
+            self.run = _whole_run(codec, segments)
+            self.preconditioner = Preconditioner(codec.block) if codec.preconditioned else None
 
     def __call__(self, gradients: list[Tensor]) -> tuple[Tensor, float]:
         """Sums the nodes' gradients; also returns the bytes that a node sends."""
@@ -64,12 +71,17 @@ class Reduction:
         return decoded, self.exact_bytes * total.numel() / decoded.numel()
 
     def _two_hops(self, codec: BlockCodec, corrected: list[Tensor]) -> tuple[Tensor, float]:
-        decoded = [self._blocks(codec, values) for values in corrected]
+        scale = torch.ones(self.run.numel)
+        if self.preconditioner is not None:
+            scale = self.preconditioner.scale(self.run, scale.device)
+        decoded = [self._round_trip(codec, values, scale) for values in corrected]
         self._keep(corrected, decoded)
         total = torch.stack(decoded).sum(0) + self.sum_residual
-        result = self._blocks(codec, total)
+        result = self._round_trip(codec, total, scale)
         self.sum_residual = total - result
-        return result, self.exact_bytes * codec.block_bytes / (4 * codec.block)
+        if self.preconditioner is not None:
+            self.preconditioner.update(self.run, self._padded(result))
+        return result, self.exact_bytes * self.run.numel / result.numel() * codec.block_bytes / (4 * codec.block)
 
     def _gather(self, codec: SparseCodec, corrected: list[Tensor]) -> tuple[Tensor, float]:
         packets = [codec.encode(values) for values in corrected]
@@ -85,10 +97,23 @@ class Reduction:
     def _keep(self, corrected: list[Tensor], decoded: list[Tensor]) -> None:
         self.residuals = [values - received for values, received in zip(corrected, decoded, strict=True)]
 
-    @staticmethod
-    def _blocks(codec: BlockCodec, values: Tensor) -> Tensor:
-        blocks = F.pad(values, (0, -values.numel() % codec.block)).view(-1, codec.block)
-        return codec.decode(codec.encode(blocks)).flatten()[: values.numel()]
+    def _round_trip(self, codec: BlockCodec, values: Tensor, scale: Tensor) -> Tensor:
+        scaled = self._padded(values) / scale
+        decoded = codec.decode(codec.encode(scaled.view(-1, codec.block))).view(-1) * scale
+        return torch.cat([decoded[part.offset : part.offset + part.numel] for part in self.run.parts])
+
+    def _padded(self, values: Tensor) -> Tensor:
+        padded = torch.zeros(self.run.numel)
+        for part in self.run.parts:
+            padded[part.offset : part.offset + part.numel] = values[part.source : part.source + part.numel]
+        return padded
+
+
+def _whole_run(codec: BlockCodec, segments: list[Segment]) -> Run:
+    """All parameters of a bucket, each padded to whole blocks."""
+    specs = [ParameterSpec(segment.name, segment.numel, segment.rows) for segment in segments]
+    (layout,) = codec_slices(specs, 1, 1 << 62, grain_of(codec), {spec.name: 0 for spec in specs})
+    return layout.run(0, layout.numel)
 
 
 class LanguageTask:
@@ -208,12 +233,17 @@ def fit(task: LanguageTask | DigitsTask, spec: str, seed: int, arguments: argpar
 
 
 def make(spec: str) -> Codec | None:
-    """The codec of ``name`` or ``name:argument``; None for ``none``."""
+    """The codec of ``name`` or ``name:argument``, perhaps with ``/raw`` behind; None for ``none``."""
+    spec, _, raw = spec.partition("/")
     name, _, argument = spec.partition(":")
     if name == "none":
         return None
     codec = make_codec(name)
-    return type(codec)(type(1.0 if "." in argument else 1)(argument)) if argument else codec  # type: ignore[call-arg]
+    if argument:
+        codec = type(codec)(type(1.0 if "." in argument else 1)(argument))  # type: ignore[call-arg]
+    if raw and isinstance(codec, BlockCodec):
+        codec.preconditioned = False
+    return codec
 
 
 def main() -> None:
@@ -223,8 +253,8 @@ def main() -> None:
     parser.add_argument(
         "--codecs",
         nargs="+",
-        default=["int8", "int4", "bitmask", "topk", "lowrank"],
-        metavar="NAME[:ARGUMENT]",
+        default=["int8", "int4", "int3", "bitmask", "topk", "lowrank"],
+        metavar="NAME[:ARGUMENT][/raw]",
         help="what to compare with none (default: %(default)s)",
     )
     parser.add_argument("--seeds", type=int, default=5, help="runs of each (default: %(default)s)")

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lightning_hpc.comm.codecs import BlockCodec, Codec, LinearCodec, Segment, make_codec
 
-NAMES = ("bf16", "fp16", "int8", "int4", "bitmask", "topk", "lowrank")
+NAMES = ("bf16", "fp16", "int8", "int4", "int3", "bitmask", "topk", "lowrank")
 COLUMNS = 256
 
 

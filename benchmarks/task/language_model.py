@@ -49,7 +49,8 @@ def measure(cluster: Cluster, rate_mbit: float | None, arguments: argparse.Names
     for option in ("steps", "rounds", "context", "batch_size"):
         command += [f"--{option.replace('_', '-')}", str(getattr(arguments, option))]
     output = cluster.run(command, timeout_s=arguments.timeout_s).outputs[0]
-    rounds = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
+    fits = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
+    rounds = {strategy: [one["step_seconds"] for one in found] for strategy, found in fits.items()}
     return [compare(strategy, rate_mbit, rounds) for strategy in rounds]
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from lightning_hpc.comm.codecs.codec import BlockCodec, Codec, LinearCodec, Segment, SparseCodec
 from lightning_hpc.comm.cost_model import CodecCost
-from lightning_hpc.comm.layout import ParameterSpec
+from lightning_hpc.comm.layout import ParameterSpec, Part, Run
+from lightning_hpc.comm.preconditioner import Preconditioner
 
 _NUMEL = 2**18
 _MAX_NUMEL = 2**23  # of a linear codec's matrices: enough to tell, and quick
@@ -42,7 +43,20 @@ def _measure_block(codec: BlockCodec, values: Tensor) -> CodecCost:
     blocks = values[: _NUMEL // codec.block * codec.block].view(-1, codec.block)
     pack, packed = _time(lambda: codec.encode(blocks), values.device)
     unpack, _ = _time(lambda: codec.decode(packed), values.device)
+    if codec.preconditioned:
+        more_to_pack, more_to_unpack = _measure_preconditioner(codec.block, blocks.view(-1))
+        pack, unpack = pack + more_to_pack, unpack + more_to_unpack
     return _cost(codec, blocks.numel(), pack, unpack, scattered=2 * packed.numel())
+
+
+def _measure_preconditioner(block: int, values: Tensor) -> tuple[float, float]:
+    numel = values.numel()
+    preconditioner = Preconditioner(block)
+    run = Run((Part(ParameterSpec("", numel, 1), start=0, numel=numel, offset=0, source=0),), 0, numel)
+    update, _ = _time(lambda: preconditioner.update(run, values), values.device)
+    find, scale = _time(lambda: preconditioner.scale(run, values.device), values.device)
+    apply, _ = _time(lambda: values / scale, values.device)
+    return find + apply + update, apply
 
 
 def _measure_sparse(codec: SparseCodec, values: Tensor) -> CodecCost:
@@ -69,13 +83,25 @@ def _cost(
 
 
 def _sample(parameters: Sequence[ParameterSpec]) -> list[Segment]:
+    """Parameters that stand for all: one of typical size first, however large, then others while there is room."""
     segments: list[Segment] = []
     taken = 0
-    for spec in parameters:
-        if spec.numel and taken + spec.numel <= _MAX_NUMEL:
+    for spec in (*_typical(parameters), *parameters):
+        is_new = all(spec.name != segment.name for segment in segments)
+        if spec.numel and is_new and (not segments or taken + spec.numel <= _MAX_NUMEL):
             segments.append(Segment(spec.name, 0, spec.rows, spec.numel // spec.rows))
             taken += spec.numel
     return segments
+
+
+def _typical(parameters: Sequence[ParameterSpec]) -> list[ParameterSpec]:
+    """The parameter that the middle number lies in, when all are in the order of their size."""
+    left = sum(spec.numel for spec in parameters) / 2
+    for spec in sorted(parameters, key=lambda spec: spec.numel):
+        left -= spec.numel
+        if left <= 0:
+            return [spec]
+    return []
 
 
 _Result = TypeVar("_Result")

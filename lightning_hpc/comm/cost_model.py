@@ -6,12 +6,13 @@ node's link, what they send each other within the node does not.
 """
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lightning_hpc.comm.groups import plan_groups
 from lightning_hpc.comm.link_speed import LinkSpeed
-from lightning_hpc.comm.topology import Topology
+from lightning_hpc.comm.topology import Domain, Topology
 
 _STAGE_SECONDS = 2e-4  # of the host, for a slice at a stage: wake a thread, start a collective (measured with gloo)
 
@@ -92,14 +93,18 @@ class Prediction:
 def predict_ddp(workload: Workload, topology: Topology) -> Prediction:
     """The flat ring in the order of ranks, one bucket after the other (plain DDP)."""
     size = topology.world_size
-    link = topology.links[-1]
     crossings = _ring_crossings(topology)
+    latency = max((topology.links[height].latency_seconds for height in crossings), default=0.0)
+    # All links carry the same bytes at once, so the one that takes longest sets the pace.
+    seconds_per_byte = max(
+        (count / topology.links[height].bytes_per_second for height, count in crossings.items()), default=0.0
+    )
     free = 0.0
     sent = 0.0
     for ready, numel in workload.ready:
-        outwards = 2 * (size - 1) / size * 4 * numel * crossings
-        sent += outwards
-        free = max(free, ready) + 2 * (size - 1) * link.latency_seconds + outwards / link.bytes_per_second
+        passed_on = 2 * (size - 1) / size * 4 * numel
+        sent += passed_on * crossings.get(topology.depth - 1, 0)
+        free = max(free, ready) + 2 * (size - 1) * latency + passed_on * seconds_per_byte
     return _prediction("ddp", workload, free, sent)
 
 
@@ -170,15 +175,30 @@ def _inner_levels(topology: Topology) -> list[tuple[int, int]]:
     return [levels[height] for height in sorted(levels)]
 
 
-def _ring_crossings(topology: Topology) -> int:
-    """How many ranks of the busiest outermost domain have their ring successor in another one."""
-    home = {rank: index for index, domain in enumerate(topology.domains) for rank in _ranks(domain)}
+def _ring_crossings(topology: Topology) -> dict[int, int]:
+    """For each height at which ranks hand on to others, how many of them share the link of its busiest domain."""
+    paths = dict(_paths(topology.domains))
     size = topology.world_size
-    crossings = [0] * len(topology.domains)
+    shared: Counter[tuple[int, ...]] = Counter()
     for rank in range(size):
-        if home[rank] != home[(rank + 1) % size]:
-            crossings[home[rank]] += 1
-    return max(crossings)
+        here, there = paths[rank], paths[(rank + 1) % size]
+        if here != there:
+            apart = next(index for index, pair in enumerate(zip(here, there, strict=True)) if pair[0] != pair[1])
+            shared[here[: apart + 1]] += 1
+    crossings: dict[int, int] = {}
+    for domain, count in shared.items():
+        height = topology.depth - len(domain)
+        crossings[height] = max(count, crossings.get(height, 0))
+    return crossings
+
+
+def _paths(domain: Domain, path: tuple[int, ...] = ()) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Each rank with its place in each domain that it is in, outermost first."""
+    for index, item in enumerate(domain):
+        if isinstance(item, int):
+            yield item, (*path, index)
+        else:
+            yield from _paths(item, (*path, index))
 
 
 def _ranks(domain: object) -> Sequence[int]:

@@ -1,7 +1,6 @@
 """The communication hook that `HPCStrategy` registers with DistributedDataParallel, and the state behind it."""
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -44,7 +43,7 @@ class GradientReducer:
 
     Attributes:
         specs: What describes each parameter, by the `id` of the parameter.
-        arrivals: When each bucket of this step came, as `time.perf_counter` says, and its numbers.
+        on_bucket: Called with the number of gradients of each bucket that comes, if not None.
     """
 
     def __init__(
@@ -66,27 +65,27 @@ class GradientReducer:
         self._levels = make_levels(topology, timeout=timeout) if topology.depth > 1 else []
         specs = {name: _describe(name, parameter) for name, parameter in (parameters or {}).items()}
         self.specs = {id(parameter): specs[name] for name, parameter in (parameters or {}).items()}
-        self._hierarchical = None
+        self._hierarchical: HierarchicalAllReduce | None = None
+        self._planner: Planner | None = None
         if self._levels:
             self._planner = Planner(topology, self._levels, list(specs.values()))
             self._hierarchical = HierarchicalAllReduce(
                 self._levels,
                 world_size=topology.world_size,
                 stats=stats,
-                pipeline=partial(StreamPipeline, device=device)
-                if device.type == "cuda"
-                else _make_thread_pipeline,
+                pipeline=partial(StreamPipeline, device=device) if device.type == "cuda" else _make_thread_pipeline,
             )
         # Ranks that are surplus in their node take no part in the outermost level.
         outermost = next((level for level in self._levels if not level.lanes), None)
-        self._exact = ExactExchange(outermost, stats)
+        exact = ExactExchange(outermost, stats)
+        self._exact: ExactExchange | None = exact
         self._exchanges: dict[str, CodecExchange] = {}
         self._grains = {codec.name: grain_of(codec) for codec in codecs}
         for codec in codecs:
             self._exchanges[codec.name] = make_exchange(
-                codec, self._exact, error_feedback=error_feedback, level=outermost, stats=stats
+                codec, exact, error_feedback=error_feedback, level=outermost, stats=stats
             )
-        self.arrivals: list[tuple[float, int]] = []
+        self.on_bucket: Callable[[int], None] | None = None
         self._codec = self._next_codec = "none"
         self._flushing = False
         self._clock: ExposedClock = (
@@ -123,7 +122,8 @@ class GradientReducer:
         Returns:
             A future of the same tensor, averaged in place.
         """
-        self.arrivals.append((time.perf_counter(), gradients.numel()))
+        if self.on_bucket is not None:
+            self.on_bucket(gradients.numel())
         if gradients.layout is not torch.strided:
             self._count("none", "sparse")
             future = self._flat(gradients)
@@ -150,22 +150,30 @@ class GradientReducer:
         if self._hierarchical is not None and not self._hierarchical.close():
             keep_levels_for_ever(self._levels)
         destroy_levels(self._levels)
+        # Connections close with the last reference to their group, which peers that wait for us have to notice; this
+        # object itself may live on in whatever holds the model.
+        self._hierarchical = self._planner = self._exact = self.on_bucket = None
+        self._levels = []
+        self._exchanges.clear()
 
     def _reduce(
         self, gradients: Tensor, bucket: Sequence[ParameterSpec], hierarchical: HierarchicalAllReduce
     ) -> Future[Tensor]:
+        planner, exact = self._planner, self._exact
+        assert planner is not None
+        assert exact is not None
         slice_numel = max(self._slice_bytes // gradients.element_size(), 1)
         if self._codec == "none" or gradients.dtype not in _PACKABLE or not bucket:
             self._count("none", None if self._codec == "none" else "dtype")
             numel = gradients.numel() * (2 if gradients.is_complex() else 1)
             if gradients.is_complex():
                 slice_numel *= 2
-            plans = self._planner.exact(numel, slice_numel)
-            return hierarchical(gradients, plans, [self._exact] * len(plans), label=_label(bucket))
+            plans = planner.exact(numel, slice_numel)
+            return hierarchical(gradients, plans, [exact] * len(plans), label=_label(bucket))
         self._count(self._codec)
         exchange = self._exchanges[self._codec]
-        plans = self._planner.coded(bucket, self._grains[self._codec], slice_numel)
-        exchanges = [exchange if plan.layout.compressed else self._exact for plan in plans]
+        plans = planner.coded(bucket, self._grains[self._codec], slice_numel)
+        exchanges = [exchange if plan.layout.compressed else exact for plan in plans]
         return hierarchical(gradients, plans, exchanges, label=_label(bucket), flush=self._flushing)
 
     def _count(self, codec: str, fallback: str | None = None) -> None:

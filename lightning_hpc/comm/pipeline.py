@@ -210,6 +210,10 @@ class StreamPipeline(Pipeline):
             for stage, stream in zip(self._stages, self._streams, strict=True):
                 stream.wait_event(passed)
                 with torch.cuda.stream(stream):
+                    for temporary in item.temporaries:
+                        # Its memory belongs to the stream that it was made on, whose next work must not get it while
+                        # this one still uses it, though Python may be done with it long before.
+                        temporary.record_stream(stream)
                     work = stage.start(item)
                     if work is not None:
                         work.wait()  # the stream waits, the CPU goes on

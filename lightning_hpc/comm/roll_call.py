@@ -3,7 +3,6 @@
 import itertools
 import time
 from collections.abc import Sequence
-from datetime import timedelta
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
@@ -55,7 +54,6 @@ class RollCall:
 
     def _collect(self, ranks: Sequence[int]) -> dict[int, str | None]:
         deadline = time.monotonic() + _PATIENCE_S
-        self._store.set_timeout(timedelta(seconds=_PATIENCE_S))
         words: dict[int, str | None] = dict.fromkeys(ranks)
         # The store ends with rank 0, so that one waits for the others to have asked.
         while time.monotonic() < deadline and (None in words.values() or self._rank == 0):

@@ -64,6 +64,7 @@ class Slice:
         buffer: Its elements: a view of the bucket, or a copy from the first stage to the last.
         carried: What one stage of the outermost level leaves for the next.
         sizes: Bytes of each rank's packet, where they differ.
+        scale: What its values are divided by before they are packed.
         lost: What the first hop has lost, until it is known whether that counts.
         refused: Whether some rank's values are not finite, so that the slice is sent as it is.
         poisoned: On CUDA, a boolean scalar: whether a gradient of some rank is not finite.
@@ -77,12 +78,23 @@ class Slice:
     buffer: Tensor = field(init=False)
     carried: Tensor | None = None
     sizes: list[int] = field(default_factory=list)
+    scale: Tensor | None = None
     lost: Tensor | None = None
     refused: bool = False
     poisoned: Tensor | None = None
 
+    def __post_init__(self) -> None:
+        self.buffer = self.bucket  # until the first stage opens it
+
     def __str__(self) -> str:
         return self.label
+
+    @property
+    def temporaries(self) -> list[Tensor]:
+        """What was made on the way and goes from stage to stage."""
+        copied = self.buffer if self.plan.layout.parts and self.buffer is not self.bucket else None
+        made = (copied, self.carried, self.scale, self.lost, self.poisoned)
+        return [tensor for tensor in made if tensor is not None]
 
     def open(self) -> None:
         """Takes the elements from the bucket."""

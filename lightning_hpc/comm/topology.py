@@ -3,12 +3,15 @@
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from typing_extensions import Self
+
+from lightning_hpc.comm.link_speed import LinkSpeed
+from lightning_hpc.comm.topology_view import render_tree
 
 Domain: TypeAlias = tuple[Any, ...]
 """Either ranks, or domains one level further in; never both. (mypy cannot index the recursive type.)"""
@@ -25,11 +28,18 @@ class Topology:
     racks of nodes: ``[[[0, 1], [2, 3]], [[4, 5], [6, 7]]]``. Nodes may differ in size; every rank lies at the same
     depth. A level that holds a single domain says nothing and is dropped, so that ``[[0, 1, 2]]`` equals ``[0, 1, 2]``.
 
+    Attributes:
+        domains: The nested ranks.
+        links: Speed of each level, innermost first, or empty where nobody has measured it. Topologies that group ranks
+            alike are equal, whatever their speed.
+
     Raises:
-        ValueError: If the ranks are not 0 … n-1, each once, all at the same depth.
+        ValueError: If the ranks are not 0 … n-1, each once, all at the same depth, or there are links for other than
+            all levels.
     """
 
     domains: Domain
+    links: tuple[LinkSpeed, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         _check_shape(self.domains)
@@ -45,6 +55,8 @@ class Topology:
             present = set(ranks)  # the numbers themselves may be huge
             missing = next(rank for rank in range(len(ranks)) if rank not in present)
             raise ValueError(f"the topology {self} leaves out rank {missing}; {_EXAMPLE}")
+        if len(self.links) not in (0, self.depth):
+            raise ValueError(f"the topology {self} has {self.depth} levels, but {len(self.links)} links: one a level")
 
     @classmethod
     def flat(cls, world_size: int) -> Self:
@@ -52,13 +64,13 @@ class Topology:
         return cls(tuple(range(world_size)))
 
     @classmethod
-    def from_lists(cls, lists: Sequence[Any]) -> Self:
-        """Takes nested lists or tuples, as they come from YAML or JSON.
+    def from_lists(cls, lists: Sequence[Any], links: Sequence[LinkSpeed] = ()) -> Self:
+        """Takes nested lists or tuples, as they come from YAML or JSON, and the speed of each level if known.
 
         Raises:
             ValueError: If they are no topology; the message quotes what is wrong.
         """
-        return cls(_to_tuples(lists))
+        return cls(_to_tuples(lists), tuple(links))
 
     @classmethod
     def from_node_ranks(cls, node_ranks: Sequence[int]) -> Self:
@@ -83,14 +95,28 @@ class Topology:
             content = json.loads(file.read_text(encoding="utf-8"))
             if not isinstance(content, dict) or content.get("format") != _FORMAT:
                 raise ValueError(f'it lacks "format": "{_FORMAT}"')
-            return cls.from_lists(content.get("domains", []))
-        except (ValueError, RecursionError) as error:
+            return cls.from_lists(content.get("domains", []), [LinkSpeed(**link) for link in content.get("links", [])])
+        except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"{file} is not a saved topology: {error}") from error
 
     def save(self, path: str | Path) -> None:
-        """Writes the topology as a small JSON file."""
-        text = json.dumps({"format": _FORMAT, "domains": self.domains})
-        Path(path).write_text(text + "\n", encoding="utf-8")
+        """Writes the topology as a small JSON file, with the speed of its levels if known."""
+        Path(path).write_text(json.dumps(self.to_json()) + "\n", encoding="utf-8")
+
+    def to_json(self) -> dict[str, Any]:
+        """What `save` writes. `load` ignores further keys, so a file may say more."""
+        content: dict[str, Any] = {"format": _FORMAT, "domains": self.domains}
+        if self.links:
+            content["links"] = [asdict(link) for link in self.links]
+        return content
+
+    def render(self, labels: Sequence[str] = ()) -> str:
+        """The topology as a tree of text, with the speed of its levels if known.
+
+        Args:
+            labels: A name for each rank's place, such as its host; a domain shows those of its ranks.
+        """
+        return render_tree(self.domains, self.links, labels)
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:

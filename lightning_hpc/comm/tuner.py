@@ -1,6 +1,5 @@
 """`compression="auto"`: times steps, asks the policy, and carries its orders to all ranks."""
 
-import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -10,6 +9,7 @@ from lightning_hpc.comm.cost_model import CodecCost, Prediction, Workload, predi
 from lightning_hpc.comm.hook import GradientReducer
 from lightning_hpc.comm.policy import CodecPolicy, Order
 from lightning_hpc.comm.stats import CommStats, Decision
+from lightning_hpc.comm.step_observer import StepObserver
 from lightning_hpc.comm.topology import Topology
 
 # The first step still has the buckets that DistributedDataParallel made without knowing the order of the gradients, and
@@ -52,22 +52,20 @@ class CodecTuner:
         self._group, self._device = group, device
         self._stats, self._announce = stats, announce
         self._policy: CodecPolicy | None = None
+        self._observer = StepObserver(reducer, stats)
         self._seconds: list[float] = []
-        self._started = 0.0
         self._settled = False
         self._follow(Order("none", _OBSERVED_STEPS))
 
     def finish_step(self) -> None:
         """Takes note of a step; at the end of an order, gets the next one."""
-        now = time.perf_counter()
-        started, self._started = self._started, now
-        if started:  # the first step has no beginning that we know of
-            self._seconds.append(now - started)
+        seconds = self._observer.finish_step()
+        if seconds is not None:
+            self._seconds.append(seconds)
         self._left -= 1
         if not self._left:
-            order = self._next_order(started, now) if self._group.rank() == 0 else None
+            order = self._next_order() if self._group.rank() == 0 else None
             self._follow(self._share(order))
-        self._reducer.arrivals.clear()
 
     def _follow(self, order: Order) -> None:
         self._left = order.steps
@@ -83,9 +81,12 @@ class CodecTuner:
         choice, steps = words.tolist()
         return Order(self._choices[choice], steps)
 
-    def _next_order(self, started: float, now: float) -> Order:
+    def _next_order(self) -> Order:
+        workload = self._observer.take_workload()
         if self._policy is None:
-            predictions = self._predict(self._observe(started, now))
+            if workload is None:  # no bucket came by
+                return Order("none", _OBSERVED_STEPS)
+            predictions = self._predict(workload)
             self._policy = CodecPolicy(self._choices, {item.name: item.step_seconds for item in predictions})
             return self._policy.start()
         order = self._policy.next(self._seconds)
@@ -93,18 +94,6 @@ class CodecTuner:
             self._record(order, self._policy)
         self._settled = self._policy.is_settled
         return order
-
-    def _observe(self, started: float, now: float) -> Workload:
-        """The last step's computation."""
-        arrivals = self._reducer.arrivals
-        reduced = self._reducer.reduced_at
-        if reduced is not None and arrivals:
-            return Workload(tuple((at - started, numel) for at, numel in arrivals), now - reduced)
-        # On CUDA the host only launches; take a third of the computation for forward, which backward doubles.
-        compute = max(now - started - self._stats.exposed_seconds / max(self._stats.reductions, 1), 0.0)
-        buckets = [numel for _, numel in arrivals] or [1]
-        times = [compute * (1 + 2 * (index + 1) / len(buckets)) / 3 for index in range(len(buckets))]
-        return Workload(tuple(zip(times, buckets, strict=True)), 0.0)
 
     def _predict(self, workload: Workload) -> list[Prediction]:
         predictions = [predict(workload, self._topology, cost, self._slice_numel) for cost in self._costs]

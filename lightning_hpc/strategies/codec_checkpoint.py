@@ -10,6 +10,7 @@ says which ranks wrote them and at which step; whoever finds other files, or not
 import contextlib
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from lightning.fabric.plugins import CheckpointIO
@@ -63,10 +64,8 @@ def load_codec_state(
         reducer.load_state_dict({})
         return
     stamp = _stamp(topology, checkpoint["global_step"])
-    content: dict[str, Any] = {}
-    if saved == stamp:
-        with contextlib.suppress(OSError, RuntimeError, EOFError, ValueError):  # missing, or torn
-            content = strategy.checkpoint_io.load_checkpoint(_file(path, rank), weights_only=True)
+    path = _resolved(path)
+    content = _read(_file(path, rank), strategy.checkpoint_io) if saved == stamp else {}
     mine = {key: content.get(key) for key in stamp} == stamp
     if strategy.reduce_boolean_decision(mine, all=True):
         reducer.load_state_dict(content["state"])
@@ -89,14 +88,28 @@ def remove_codec_state(path: str, io: CheckpointIO) -> None:
         io.remove_checkpoint(_folder(path))
 
 
+def _read(file: str, io: CheckpointIO) -> dict[str, Any]:
+    """A rank's file; empty if it is missing, torn or something else."""
+    # There are many kinds of errors for that, and whichever it is, this rank must go on: the others wait to agree.
+    with contextlib.suppress(Exception):
+        content = io.load_checkpoint(file, weights_only=True)
+        if isinstance(content, dict) and isinstance(content.get("state"), dict):
+            return content
+    return {}
+
+
 def _stamp(topology: Topology, step: int) -> dict[str, Any]:
     # A string, since a checkpoint may be read by a loader that refuses what is not plain.
     return {"nodes": str(topology), "step": step}
 
 
+def _resolved(path: str) -> str:
+    """What is read if ``path`` is a link, as `last.ckpt` may be. Saving and removing replace the link itself."""
+    return path if "://" in path else os.path.realpath(path)
+
+
 def _folder(path: str) -> str:
-    # `last.ckpt` may be a link to the checkpoint that was written.
-    folder, _, name = (path if "://" in path else os.path.realpath(path)).rpartition("/")
+    folder, name = os.path.split(path if "://" in path else Path(path).absolute())
     return f"{folder}/codec_state/{name}"
 
 

@@ -239,6 +239,9 @@ class HPCStrategy(DDPStrategy):
         found = probe(device=self.root_device)
         for warning in found.warnings:
             rank_zero_warn(warning)
+        if found.topology.depth == 1 and self._codecs:
+            # All links are alike, as with one rank a node: nothing to sum before, but codecs can be used everywhere.
+            return with_measured_links(Topology.from_lists([[rank] for rank in range(self.world_size)]), found)
         return found.topology
 
     def _set_bucket_cap(self, topology: Topology) -> None:

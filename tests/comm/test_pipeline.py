@@ -12,7 +12,9 @@ import torch
 from torch.futures import Future
 
 from lightning_hpc.comm import pipeline
+from lightning_hpc.comm.layout import Grain, ParameterSpec, codec_slices, exact_slices
 from lightning_hpc.comm.pipeline import CommunicationError, StreamPipeline, ThreadPipeline
+from lightning_hpc.comm.slices import Slice, SlicePlan
 
 
 class Local:
@@ -28,8 +30,14 @@ class Local:
         self.function(shards)
 
 
-def slices(*values: int) -> list[list[torch.Tensor]]:
-    return [[torch.tensor(value)] for value in values]
+class Numbered(list[torch.Tensor]):
+    """In place of a slice: all that the executors ask of it."""
+
+    temporaries = ()
+
+
+def slices(*values: int) -> list[Any]:
+    return [Numbered([torch.tensor(value)]) for value in values]
 
 
 def test_every_stage_sees_the_slices_in_order_and_the_future_comes_last() -> None:
@@ -181,7 +189,8 @@ class FakeCuda:
         self.current = previous
 
 
-def test_stream_pipeline_waits_for_the_computation_and_for_each_previous_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeCuda, list[str]]:
+    """Puts the fake in place; the list gets the name of the stream on which each future is completed."""
     cuda = FakeCuda()
     completed_on: list[str] = []
 
@@ -195,6 +204,11 @@ def test_stream_pipeline_waits_for_the_computation_and_for_each_previous_stage(m
 
     monkeypatch.setattr(pipeline.torch, "cuda", cuda)
     monkeypatch.setattr(pipeline, "Future", FakeFuture)
+    return cuda, completed_on
+
+
+def test_stream_pipeline_waits_for_the_computation_and_for_each_previous_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, completed_on = fake_cuda(monkeypatch)
     stages = [
         Local(lambda shards, index=index: cuda.log.append(("stage", cuda.current.name, index, int(shards[0]))))
         for index in range(3)
@@ -213,3 +227,68 @@ def test_stream_pipeline_waits_for_the_computation_and_for_each_previous_stage(m
             recorded = next(entry for entry in log[ran:] if entry[:2] == ("record", f"stage{index}"))
             previous = recorded[2]  # … and what it leaves is announced after it
     assert completed_on == ["stage2"]  # so the future's event lies behind the last stage
+
+
+class Handing:
+    """A stage that uses all that the slice brings, and makes what the next stage finds."""
+
+    def __init__(self, cuda: FakeCuda, owners: dict[int, str], unsafe: list[str], is_first: bool) -> None:
+        self.cuda, self.owners, self.unsafe, self.is_first = cuda, owners, unsafe, is_first
+        self.kept: list[torch.Tensor] = []
+
+    def start(self, item: Slice) -> None:
+        if self.is_first:
+            item.open()
+            self._make(item.buffer)
+        self._use(item)
+        item.carried, item.lost = self._make(torch.ones(3)), self._make(torch.ones(2))
+        item.scale = self._make(torch.ones(2))
+
+    def finish(self, item: Slice) -> None:
+        self._use(item)
+        item.carried, item.poisoned = self._make(torch.zeros(3)), self._make(torch.tensor(False))
+
+    def _make(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.kept.append(tensor)  # so that no two have the same identity
+        self.owners[id(tensor)] = self.cuda.current.name
+        return tensor
+
+    def _use(self, item: Slice) -> None:
+        stream = self.cuda.current.name
+        for what in ("buffer", "carried", "scale", "lost", "poisoned"):
+            tensor = getattr(item, what)
+            is_foreign = tensor is not None and self.owners[id(tensor)] != stream
+            if is_foreign and ("record_stream", id(tensor), stream) not in self.cuda.log:
+                self.unsafe.append(f"{what} made on {self.owners[id(tensor)]} and used on {stream}")
+
+
+def test_stream_pipeline_tells_the_allocator_who_uses_what_was_made_on_another_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda, _ = fake_cuda(monkeypatch)
+    monkeypatch.setattr(
+        torch.Tensor,
+        "record_stream",
+        lambda tensor, stream: cuda.log.append(("record_stream", id(tensor), stream.name)),
+        raising=False,
+    )
+    specs = [ParameterSpec("weight", 100, 10), ParameterSpec("bias", 10, 10)]
+    layouts = codec_slices(specs, 1, 64, Grain(block=1), {"weight": 0, "bias": 0})
+    bucket = torch.arange(110.0)
+    unsafe: list[str] = []
+    owners: dict[int, str] = {}
+    streams = StreamPipeline([Handing(cuda, owners, unsafe, index == 0) for index in range(4)], torch.device("cpu"))
+    items = [Slice(SlicePlan.make(layout, []), bucket, None) for layout in layouts]
+    assert len(items) == 2
+    assert streams.submit(items, bucket).wait() is bucket
+    assert not unsafe
+    recorded = [entry for entry in cuda.log if entry[0] == "record_stream"]
+    assert len(recorded) == 2 * 3 * 5  # of each slice, in all stages but the first: those five tensors
+
+
+def test_the_bucket_itself_is_left_to_its_owner() -> None:
+    (layout,) = exact_slices(100, 2, 100)
+    item = Slice(SlicePlan.make(layout, []), torch.zeros(100), None)
+    assert item.temporaries == []
+    item.open()
+    assert item.temporaries == []

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lightning_hpc.comm.link_speed import LinkSpeed
 from lightning_hpc.comm.topology import Topology
 
 
@@ -95,3 +96,24 @@ def test_a_missing_file_says_what_is_allowed(tmp_path: Path) -> None:
 def test_saved_file_is_plain_json(tmp_path: Path) -> None:
     Topology.flat(2).save(tmp_path / "t.json")
     assert json.loads((tmp_path / "t.json").read_text()) == {"format": "lightning_hpc.topology/1", "domains": [0, 1]}
+
+
+def test_links_are_saved_with_it(tmp_path: Path) -> None:
+    links = (LinkSpeed(5e-5, 9e9), LinkSpeed(6e-5, 2.4e7))
+    topology = Topology.from_lists([[0, 1], [2, 3]], links)
+    topology.save(tmp_path / "t.json")
+    assert Topology.load(tmp_path / "t.json").links == links
+    assert topology == Topology.from_lists([[0, 1], [2, 3]])  # speed is no part of what a topology is
+
+
+def test_there_is_one_link_a_level() -> None:
+    with pytest.raises(ValueError, match="2 levels, but 1 links"):
+        Topology.from_lists([[0, 1], [2, 3]], [LinkSpeed(5e-5, 9e9)])
+
+
+@pytest.mark.parametrize("links", [[7], [{"latency_seconds": 1}], [{"latency_seconds": 1, "bytes_per_second": 0}], 3])
+def test_damaged_links_are_named(tmp_path: Path, links: Any) -> None:
+    content = {"format": "lightning_hpc.topology/1", "domains": [0, 1], "links": links}
+    (tmp_path / "bad.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"bad\.json is not a saved topology"):
+        Topology.load(tmp_path / "bad.json")

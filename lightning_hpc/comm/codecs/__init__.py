@@ -6,6 +6,7 @@ from lightning_hpc.comm.codecs.bf16 import BF16Codec
 from lightning_hpc.comm.codecs.bitmask import BitmaskCodec
 from lightning_hpc.comm.codecs.codec import BlockCodec, Codec, LinearCodec, Segment, SparseCodec
 from lightning_hpc.comm.codecs.fp16 import FP16Codec
+from lightning_hpc.comm.codecs.int3 import Int3Codec
 from lightning_hpc.comm.codecs.int4 import Int4Codec
 from lightning_hpc.comm.codecs.int8 import Int8Codec
 from lightning_hpc.comm.codecs.lowrank import LowRankCodec
@@ -14,7 +15,8 @@ from lightning_hpc.comm.codecs.topk import TopKCodec
 __all__ = ["CODEC_NAMES", "BlockCodec", "Codec", "LinearCodec", "Segment", "SparseCodec", "make_codec"]
 
 _CODECS: dict[str, Callable[[], Codec]] = {
-    codec.name: codec for codec in (BF16Codec, FP16Codec, Int8Codec, Int4Codec, BitmaskCodec, TopKCodec, LowRankCodec)
+    codec.name: codec
+    for codec in (BF16Codec, FP16Codec, Int8Codec, Int4Codec, Int3Codec, BitmaskCodec, TopKCodec, LowRankCodec)
 }
 
 CODEC_NAMES = tuple(_CODECS)

@@ -57,10 +57,13 @@ class BlockCodec(Codec):
     Attributes:
         block: Numbers in a block.
         block_bytes: Bytes that a block is packed into.
+        preconditioned: Whether each number is divided by its usual magnitude before it is packed (see `Preconditioner`
+            in `lightning_hpc.comm.preconditioner`). For codecs of few bits, which must decode zeros to zeros then.
     """
 
     block: int
     block_bytes: int
+    preconditioned: bool = False
 
     @abstractmethod
     def encode(self, blocks: Tensor) -> Tensor:

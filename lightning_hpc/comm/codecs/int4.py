@@ -22,6 +22,7 @@ class Int4Codec(BlockCodec):
     name = "int4"
     block = 128
     block_bytes = 66
+    preconditioned = True
 
     @override
     def encode(self, blocks: Tensor) -> Tensor:

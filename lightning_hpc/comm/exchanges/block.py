@@ -14,6 +14,7 @@ from lightning_hpc.comm.exchanges.coded import CodecExchange
 from lightning_hpc.comm.exchanges.exact import ExactExchange
 from lightning_hpc.comm.groups import Level
 from lightning_hpc.comm.layout import Run
+from lightning_hpc.comm.preconditioner import Preconditioner
 from lightning_hpc.comm.slices import Slice
 from lightning_hpc.comm.stats import CommStats
 
@@ -31,6 +32,7 @@ class BlockExchange(CodecExchange):
         super().__init__(codec, exact, error_feedback=error_feedback, level=level, stats=stats)
         self._codec = codec
         self._feedback_of_sums = ErrorFeedback() if error_feedback else None
+        self._preconditioner = Preconditioner(codec.block) if codec.preconditioned else None
         self._hops = Hops(level, stats) if level is not None else None
         self._packets = Scratch()
 
@@ -46,7 +48,9 @@ class BlockExchange(CodecExchange):
             return None
         assert self._hops is not None
         is_finite = self._is_finite(values)
-        packed, item.lost = self._pack(values, self._feedback, item.plan.run, is_finite)
+        if self._preconditioner is not None:
+            item.scale = self._preconditioner.scale(item.plan.run, values.device)
+        packed, item.lost = self._pack(values, self._feedback, item.plan.run, item, is_finite)
         packets = self._add_word(packed, ~is_finite, item)
         item.carried, work = self._hops.scatter(packets, [size + 1 for size in self._packet_sizes(item)])
         return work
@@ -62,13 +66,15 @@ class BlockExchange(CodecExchange):
         if self._feedback is not None and item.lost is not None:
             self._feedback.keep(item.plan.run, item.lost, item.poisoned)
         item.carried = sum_rows(self._unpack(packed.reshape(-1)).view(self._level.size, -1))
+        if item.scale is not None:
+            item.carried.mul_(_within(item.scale, item.plan.owned, item))
 
     @override
     def start_gather(self, item: Slice) -> dist.Work | None:
         if item.carried is None:
             return None
         assert self._hops is not None
-        packed, lost = self._pack(item.carried, self._feedback_of_sums, item.plan.owned, None)
+        packed, lost = self._pack(item.carried, self._feedback_of_sums, item.plan.owned, item, None)
         if self._feedback_of_sums is not None and lost is not None:
             self._feedback_of_sums.keep(item.plan.owned, lost, item.poisoned)
         sizes = self._packet_sizes(item)
@@ -80,19 +86,27 @@ class BlockExchange(CodecExchange):
         if item.refused:
             self._exact.sum_now(item.values)
         elif item.carried is not None:
-            self._deliver(self._unpack(item.carried), item)
+            sums = self._unpack(item.carried)
+            if self._preconditioner is not None and item.scale is not None:
+                self._preconditioner.update(item.plan.run, sums.mul_(item.scale), item.poisoned)
+            self._deliver(sums, item)
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        if self._feedback is None or self._feedback_of_sums is None:
-            return {}
-        return {"residuals": self._feedback.state_dict(), "residuals_of_sums": self._feedback_of_sums.state_dict()}
+        return {name: kept.state_dict() for name, kept in self._kept().items()}
 
     @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self._feedback is not None and self._feedback_of_sums is not None:
-            self._feedback.load_state_dict(state.get("residuals", {}))
-            self._feedback_of_sums.load_state_dict(state.get("residuals_of_sums", {}))
+        for name, kept in self._kept().items():
+            kept.load_state_dict(state.get(name, {}))
+
+    def _kept(self) -> dict[str, ErrorFeedback | Preconditioner]:
+        kept = {
+            "residuals": self._feedback,
+            "residuals_of_sums": self._feedback_of_sums,
+            "magnitudes": self._preconditioner,
+        }
+        return {name: each for name, each in kept.items() if each is not None}
 
     @override
     def _give_back(self, item: Slice) -> None:
@@ -103,16 +117,19 @@ class BlockExchange(CodecExchange):
     # A rank may own nothing of a small slice. A codec is never given zero blocks, which are an easy thing to trip over.
 
     def _pack(
-        self, values: Tensor, feedback: ErrorFeedback | None, run: Run, is_finite: Tensor | None
+        self, values: Tensor, feedback: ErrorFeedback | None, run: Run, item: Slice, is_finite: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """Packed blocks, uint8 ``[n, block_bytes]``, and what is lost; zeros where the values are not finite."""
         if not values.numel():
             return values.new_empty((0, self._codec.block_bytes), dtype=torch.uint8), None
         corrected = self._corrected(values, feedback, run, None if is_finite is None else ~is_finite)
-        packed = self._codec.encode(corrected.view(-1, self._codec.block))
+        scale = None if item.scale is None else _within(item.scale, run, item)
+        scaled = corrected if scale is None else corrected / scale
+        packed = self._codec.encode(scaled.view(-1, self._codec.block))
         if feedback is None:
             return packed, None
-        return packed, corrected.sub_(self._codec.decode(packed).view(-1))
+        decoded = self._codec.decode(packed).view(-1)
+        return packed, corrected.sub_(decoded if scale is None else decoded.mul_(scale))
 
     def _add_word(self, packed: Tensor, refuses: Tensor, item: Slice) -> Tensor:
         """Puts a byte behind each rank's packet that says whether this rank refuses to pack the slice."""
@@ -127,3 +144,9 @@ class BlockExchange(CodecExchange):
 
     def _packet_sizes(self, item: Slice) -> list[int]:
         return [numel // self._codec.block * self._codec.block_bytes for numel in item.plan.splits[-1]]
+
+
+def _within(scale: Tensor, run: Run, item: Slice) -> Tensor:
+    """The scale of what this rank brings to the outermost level, or of the part of it that it sums there."""
+    start = item.plan.run.start
+    return scale[run.start - start : run.stop - start]

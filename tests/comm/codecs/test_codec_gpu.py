@@ -11,7 +11,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("magnitude", MAGNITUDES)
-@pytest.mark.parametrize("name", ["bf16", "fp16", "int8", "int4"])
+@pytest.mark.parametrize("name", ["bf16", "fp16", "int8", "int4", "int3"])
 def test_blocks_are_those_of_the_cpu(name: str, magnitude: float) -> None:
     codec = make_codec(name)
     assert isinstance(codec, BlockCodec)

@@ -1,0 +1,99 @@
+"""What the subcommands of ``lightning-hpc bench`` have in common: arguments, models named by class, and files."""
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from jsonargparse import ArgumentParser, Namespace
+from lightning.pytorch import LightningModule
+from torch import nn
+
+from lightning_hpc.comm.layout import ParameterSpec
+
+SUFFIXES = (".json", ".svg", ".html")
+"""What ``--output`` writes."""
+
+
+def add_output(parser: ArgumentParser, json_content: str) -> None:
+    """Adds ``--output``."""
+    parser.add_argument(
+        "--output",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help=f"files to write: *.json has {json_content}; *.svg is a chart; *.html is the chart with the table",
+    )
+
+
+def check_outputs(command: str, outputs: Sequence[str]) -> list[Path]:
+    """The paths of ``--output``.
+
+    Raises:
+        SystemExit: If one of them cannot be written.
+    """
+    paths = [Path(path) for path in outputs]
+    for path in paths:
+        if path.suffix not in SUFFIXES:
+            refuse(command, f"--output {path}: its name must end with one of {', '.join(SUFFIXES)}")
+        if not path.parent.is_dir():
+            refuse(command, f"--output {path}: there is no folder {path.parent}; make it first, or name another one")
+    return paths
+
+
+def write_outputs(paths: Sequence[Path], writers: dict[str, Callable[[], str]]) -> None:
+    """Writes each file with the writer of its suffix, and says so."""
+    for path in paths:
+        path.write_text(writers[path.suffix](), encoding="utf-8")
+        print(f"wrote {path}")  # noqa: T201 (a command's output)
+
+
+def refuse(command: str, message: str) -> NoReturn:
+    """Ends the command with a message."""
+    sys.exit(f"lightning-hpc bench {command}: {message}")
+
+
+def instantiate(options: Namespace, name: str, base: type) -> Any:
+    """Makes a new object of the class that the option ``name`` holds."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(base, name)
+    # 4.53 calls it so; older versions that we admit have the longer name only.
+    make = getattr(parser, "instantiate", None) or parser.instantiate_classes
+    return make(Namespace({name: options[name].clone()}))[name]  # type: ignore[no-untyped-call]
+
+
+def count_parameters(options: Namespace, command: str) -> list[ParameterSpec]:
+    """The trainable parameters of ``--model``, without memory for them where its constructor allows that.
+
+    Raises:
+        SystemExit: If the model cannot be made.
+    """
+    path = options.model.class_path
+    try:
+        specs = _trainable(_make_model(options, torch.device("meta")))
+    except Exception:  # a constructor may look at values, which the meta device has not
+        try:
+            specs = _trainable(_make_model(options, None))
+        except Exception as error:
+            refuse(command, f"--model {path} cannot be made: {error!r}. Give the size as --parameters NUMBER instead")
+    if not specs:
+        refuse(command, f"--model {path} has no trainable parameters, so there are no gradients to send")
+    return specs
+
+
+def _make_model(options: Namespace, device: torch.device | None) -> nn.Module:
+    with device or nullcontext():
+        model = instantiate(options, "model", LightningModule)
+        assert isinstance(model, LightningModule)
+        model.configure_model()
+    return model
+
+
+def _trainable(model: nn.Module) -> list[ParameterSpec]:
+    return [
+        ParameterSpec(name, parameter.numel(), parameter.shape[0] if parameter.dim() else 1)
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    ]

@@ -1,0 +1,83 @@
+"""`HPCStrategy` that notes what its steps compute, for the cost model."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from lightning_hpc.comm.codec_cost import measure_codec
+from lightning_hpc.comm.codecs import CODEC_NAMES, make_codec
+from lightning_hpc.comm.cost_model import CodecCost, Workload, predict, predict_ddp
+from lightning_hpc.comm.layout import ParameterSpec
+from lightning_hpc.comm.step_observer import StepObserver
+from lightning_hpc.strategies import HPCStrategy
+
+_DDP_BUCKET_NUMEL = 25 * 2**18  # DistributedDataParallel's own default, beside which ours are small
+
+
+class ObservingStrategy(HPCStrategy):
+    """Takes what `HPCStrategy` takes; notes steps with exact sums only. The notes cost some microseconds a step."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._observer: StepObserver | None = None
+
+    @override
+    def configure_ddp(self) -> None:
+        super().configure_ddp()
+        if self._reducer is not None and self.comm_stats is not None and not self._codecs:
+            self._observer = StepObserver(self._reducer, self.comm_stats)
+
+    @override
+    def optimizer_step(
+        self,
+        optimizer: Optimizer,
+        closure: Callable[[], Any],
+        model: "pl.LightningModule | torch.nn.Module | None" = None,
+        **kwargs: Any,
+    ) -> Any:
+        output = super().optimizer_step(optimizer, closure, model, **kwargs)
+        if self._observer is not None:
+            self._observer.finish_step()
+        return output
+
+    def predict_steps(self, model: torch.nn.Module) -> dict[str, float]:
+        """What the cost model says of every choice, in seconds a step, after a fit with exact sums.
+
+        Args:
+            model: The model that was trained.
+
+        Returns:
+            By choice; nothing after other fits, or where the topology has no speeds.
+        """
+        topology = self._agreed_topology
+        workload = self._observer.take_workload() if self._observer is not None else None
+        if workload is None or not topology.links or topology.depth == 1:
+            return {}
+        specs = [
+            ParameterSpec(name, parameter.numel(), parameter.shape[0] if parameter.dim() else 1)
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
+        ]
+        costs = [CodecCost(), *(measure_codec(make_codec(name), specs, self.root_device) for name in CODEC_NAMES)]
+        slice_numel = round((self._slice_mb or 4.0) * 2**18)
+        found = {cost.name: predict(workload, topology, cost, slice_numel).step_seconds for cost in costs}
+        return {"ddp": predict_ddp(_in_ddp_buckets(workload), topology).step_seconds, **found}
+
+
+def _in_ddp_buckets(workload: Workload) -> Workload:
+    """The same gradients in the buckets of plain DDP: a small one first, then large ones."""
+    return Workload(tuple(_merge(workload.ready)), workload.tail_seconds)
+
+
+def _merge(ready: Iterable[tuple[float, int]]) -> list[tuple[float, int]]:
+    merged: list[tuple[float, int]] = []
+    for at, numel in ready:
+        if len(merged) > 1 and merged[-1][1] < _DDP_BUCKET_NUMEL:
+            merged[-1] = (at, merged[-1][1] + numel)
+        else:
+            merged.append((at, numel))
+    return merged
