@@ -13,6 +13,7 @@ from torch import Tensor
 from lightning_hpc.comm import allreduce, hook
 from lightning_hpc.comm.hook import GradientReducer
 from lightning_hpc.comm.layout import ParameterSpec
+from lightning_hpc.comm.pipeline import ThreadPipeline
 from lightning_hpc.comm.stats import CommStats
 from lightning_hpc.comm.topology import Topology
 from tests.helpers import RanksFailedError, run_ranks
@@ -153,6 +154,7 @@ class _Delayed:
 
     def __init__(self, stage: Any, rng: random.Random, chance: float) -> None:
         self.stage, self.rng, self.chance = stage, rng, chance
+        self.ranks = stage.ranks
 
     def start(self, shards: Any) -> Any:
         if self.rng.random() < self.chance:
@@ -164,7 +166,6 @@ class _Delayed:
 
 
 def _random_runs(rank: int, world_size: int, first: int, count: int) -> None:
-    original = hook.ThreadPipeline
     for seed in range(first, first + count):
         rng = random.Random(seed)  # the same draws on all ranks …
         topology = _random_topology(rng, world_size)
@@ -172,7 +173,7 @@ def _random_runs(rank: int, world_size: int, first: int, count: int) -> None:
         sizes = [rng.choice([1, 5, 300, 3001]) for _ in range(rng.randint(1, 6))]
         chance = rng.choice([0.0, 0.05, 0.5])
         own = random.Random(f"{seed} {rank}")  # … and delays of its own on each
-        hook.ThreadPipeline = lambda stages, own=own, chance=chance: original(
+        hook._make_thread_pipeline = lambda stages, own=own, chance=chance: ThreadPipeline(
             [_Delayed(stage, own, chance) for stage in stages]
         )
         reducer = make_reducer(topology, max(slice_bytes, max(sizes) * 4 // 50))
