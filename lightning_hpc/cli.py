@@ -31,8 +31,8 @@ def main() -> None:
         parser_kwargs={
             "prog": "lightning-hpc",
             "description": "Trains a LightningModule from a YAML file or from arguments, as LightningCLI does; the"
-            " strategies hpc, hpc_spawn, … and the classes of lightning_hpc are known by name. Beside the subcommands below"
-            f" there are: {', '.join(COMMANDS)} (see lightning-hpc {COMMANDS[0]} --help).",
+            " strategies hpc, hpc_spawn, … and the classes of lightning_hpc are known by name. Beside the subcommands"
+            f" below there are: {', '.join(COMMANDS)} (see lightning-hpc {COMMANDS[0]} --help).",
             "version": lightning_hpc.__version__,
         },
     )

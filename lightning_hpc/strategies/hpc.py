@@ -30,9 +30,11 @@ from lightning_hpc.comm.tuner import CodecTuner
 from lightning_hpc.strategies.arguments import parse_compression, parse_mebibytes, parse_topology, require_known
 from lightning_hpc.strategies.codec_checkpoint import load_codec_state, remove_codec_state, save_codec_state
 
-# Measured with 13 MB of gradients on 2 x 2 emulated ranks at 200 Mbit/s, where 1 to 4 MiB make no difference, and
-# unshaped, where larger ones cost less; see docs/communication.md.
-_BUCKET_MIB = 4.0
+# Five buckets: with fewer, the network waits for the first one, with more, their handling costs more than that. Measured
+# with 13 MB of gradients on 2 x 2 emulated ranks at 200 Mbit/s; the bounds keep very small and very large models from
+# buckets that are all latency, or many hundred. See docs/communication.md.
+_BUCKETS = 5
+_MIN_BUCKET_MIB, _MAX_BUCKET_MIB = 2.0, 25.0
 _SLICE_MIB = 4.0
 
 
@@ -51,8 +53,8 @@ class HPCStrategy(DDPStrategy):
             ``"bf16"``, ``"fp16"``, ``"int8"``, ``"int4"``, ``"bitmask"``, ``"topk"``, ``"lowrank"``, or a `Codec`.
             ``"auto"`` measures which of them is fastest here, exact sums and plain DDP among them.
         error_feedback: Whether what a codec loses is added to the next step's gradients.
-        bucket_cap_mb: Gradients are reduced in buckets of this many MiB while backward still runs; ``"auto"`` is 4 over
-            several nodes and DDP's own default otherwise.
+        bucket_cap_mb: Gradients are reduced in buckets of this many MiB while backward still runs; ``"auto"`` is a
+            fifth of the model, from 2 to 25, over several nodes and DDP's own default otherwise.
         slice_mb: MiB of a bucket that move through the levels together; ``"auto"`` is 4.
         **kwargs: Everything `DDPStrategy` and `DistributedDataParallel` take. A ``ddp_comm_hook`` replaces the
             hierarchy, on every device.
@@ -249,7 +251,14 @@ class HPCStrategy(DDPStrategy):
         if self._bucket_cap_mb is not None:
             self._ddp_kwargs["bucket_cap_mb"] = self._bucket_cap_mb
         elif topology.depth > 1 and self._ddp_comm_hook is None:
-            self._ddp_kwargs["bucket_cap_mb"] = _BUCKET_MIB
+            self._ddp_kwargs["bucket_cap_mb"] = self._choose_bucket_cap()
+
+    def _choose_bucket_cap(self) -> float:
+        """MiB of a bucket."""
+        assert self.model is not None
+        trained = (parameter for parameter in self.model.parameters() if parameter.requires_grad)
+        total = sum(parameter.numel() * parameter.element_size() for parameter in trained)
+        return min(max(total / _BUCKETS / 2**20, _MIN_BUCKET_MIB), _MAX_BUCKET_MIB)
 
     def _register_hook(self, topology: Topology, stats: CommStats) -> None:
         """Registers the gradient hook, on every device."""
