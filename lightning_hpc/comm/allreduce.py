@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.futures import Future
 from typing_extensions import override
 
-from lightning_hpc.comm.collectives import Hops, Scratch, sum_rows
+from lightning_hpc.comm.collectives import HOP_DEPTH, Hops, Scratch, sum_rows
 from lightning_hpc.comm.exchanges.exchange import Exchange
 from lightning_hpc.comm.groups import Level
 from lightning_hpc.comm.pipeline import Pipeline, Stage
@@ -99,7 +99,7 @@ class _Wrapper(Stage):
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
-        self.ranks = stage.ranks
+        self.ranks, self.depth = stage.ranks, stage.depth
 
     def __str__(self) -> str:
         return str(self._stage)
@@ -150,14 +150,14 @@ class _ReduceScatter(Stage):
 
     @override
     def start(self, item: Slice) -> dist.Work | None:
-        self._received, work = self._hops.scatter(item.shard(self._depth), item.plan.splits[self._depth])
+        item.received, work = self._hops.scatter(item.shard(self._depth), item.plan.splits[self._depth])
         return work
 
     @override
     def finish(self, item: Slice) -> None:
         shard = item.shard(self._depth + 1)
-        if shard.numel():
-            total = sum_rows(self._received)
+        if shard.numel() and item.received is not None:
+            total = sum_rows(item.received)
             shard.copy_(total if self._scale == 1.0 else total.mul_(self._scale))
 
 
@@ -214,6 +214,8 @@ class _Agree(Stage):
 class _Scatter(Stage):
     """The first hop over the outermost level."""
 
+    depth = HOP_DEPTH
+
     def __init__(self, level: Level) -> None:
         self._level = level
         self.ranks = level.ranks
@@ -233,6 +235,8 @@ class _Scatter(Stage):
 
 class _Gather(Stage):
     """The second hop over the outermost level."""
+
+    depth = HOP_DEPTH
 
     def __init__(self, level: Level) -> None:
         self._level = level

@@ -14,24 +14,34 @@ from torch import Tensor
 from lightning_hpc.comm.groups import Level
 from lightning_hpc.comm.stats import CommStats
 
+HOP_DEPTH = 2
+"""Slices that a hop over the outermost level has under way: one may wait for its slower direction, the next one sends."""
+
 
 class Scratch:
-    """A buffer that one stage uses for slice after slice, so that its pages are touched for the first time once."""
+    """Buffers that one stage uses for slice after slice, so that their pages are touched for the first time once.
+
+    There are as many as a stage may have slices under way.
+    """
 
     def __init__(self) -> None:
-        self._buffer: Tensor | None = None
+        self._buffers: list[Tensor | None] = [None] * HOP_DEPTH
+        self._next = 0
 
     def __call__(self, numel: int, like: Tensor) -> Tensor:
-        """A flat tensor with the dtype and device of ``like``, valid until the next call."""
-        if self._buffer is None or self._buffer.dtype != like.dtype or self._buffer.numel() < numel:
-            self._buffer = torch.empty(numel, dtype=like.dtype, device=like.device)
-        return self._buffer[:numel]
+        """A flat tensor with the dtype and device of ``like``; its memory is used again after `HOP_DEPTH` calls."""
+        index, self._next = self._next, (self._next + 1) % HOP_DEPTH
+        buffer = self._buffers[index]
+        if buffer is None or buffer.dtype != like.dtype or buffer.numel() < numel:
+            buffer = self._buffers[index] = torch.empty(numel, dtype=like.dtype, device=like.device)
+        return buffer[:numel]
 
 
 class Hops:
     """Sends parts of tensors to a level's ranks and theirs to all; counts the bytes.
 
-    Each of the two ways belongs to one stage: what a call has returned holds until the next call of the same method.
+    Each of the two ways belongs to one stage: what a call has returned holds until that method was called `HOP_DEPTH`
+    times more.
 
     Args:
         level: The ranks.
@@ -110,21 +120,23 @@ class ExactSum:
         self._late_hops = Hops(level, stats)
         self._sent = stats.count_bytes(level.name)
 
-    def start_scatter(self, tensor: Tensor) -> dist.Work | None:
-        """Starts the first hop of a flat tensor."""
+    def start_scatter(self, tensor: Tensor) -> tuple[Tensor | None, dist.Work | None]:
+        """Starts the first hop of a flat tensor.
+
+        Returns:
+            What `finish_scatter` is to be given, and the work.
+        """
         if not tensor.numel():
-            return None
+            return None, None
         if self._level.size == 2:
             self._sent.total += ring_bytes(tensor.numel() * tensor.element_size(), 2)
-            work: dist.Work | None = dist.all_reduce(tensor, group=self._level.up, async_op=True)
-            return work
-        self._rows, work = self._hops.scatter(tensor, even_splits(tensor.numel(), self._level.size))
-        return work
+            return None, dist.all_reduce(tensor, group=self._level.up, async_op=True)
+        return self._hops.scatter(tensor, even_splits(tensor.numel(), self._level.size))
 
-    def finish_scatter(self, tensor: Tensor) -> None:
+    def finish_scatter(self, tensor: Tensor, received: Tensor | None) -> None:
         """To be called when the first hop is done."""
-        if self._level.size > 2 and tensor.numel():
-            self._part(tensor).copy_(sum_rows(self._rows))
+        if received is not None:
+            self._part(tensor).copy_(sum_rows(received))
 
     def start_gather(self, tensor: Tensor) -> dist.Work | None:
         """Starts the second hop, after which ``tensor`` holds the sum."""

@@ -24,13 +24,16 @@ _LOOK_UP = timedelta(milliseconds=200)
 class Stage(Protocol):
     """One step of a slice's way: a collective, and what is to be done with its outcome.
 
-    Works in place and on one slice at a time; `str` of it names the step in errors.
+    Works in place; `str` of it names the step in errors.
 
     Attributes:
         ranks: Who takes part.
+        depth: Number of slices that may be started before the first of them is finished. With more than one, slices are
+            started in one thread and finished in another one.
     """
 
     ranks: tuple[int, ...]
+    depth: int = 1
 
     def start(self, item: Slice) -> dist.Work | None:
         """Issues the collective; None if this rank has no part in it for this slice."""
@@ -63,8 +66,11 @@ class _Job:
     future: Future[Any] = field(default_factory=Future)  # of the tensor, or of an error
 
 
+_Started = tuple[tuple[Slice, bool], "dist.Work | None"]
+
+
 class ThreadPipeline(Pipeline):
-    """One thread and one FIFO queue a stage; for CPU tensors and gloo.
+    """One thread, or two, and one FIFO queue a stage; for CPU tensors and gloo.
 
     A stage waits in its own thread, never in a future's callback: gloo runs those on a few threads that the collectives
     need themselves, so that waiting there deadlocks (pytorch#48478). When a stage raises, the futures of everything
@@ -88,10 +94,7 @@ class ThreadPipeline(Pipeline):
         self._closed = False
         self._unfinished = False
         self._queues = [queue.SimpleQueue[tuple[Slice, bool] | None]() for _ in stages]
-        self._threads = [
-            threading.Thread(target=self._work, args=(index, stage), name=f"hpc {stage}", daemon=True)
-            for index, stage in enumerate(stages)
-        ]
+        self._threads = [thread for index, stage in enumerate(stages) for thread in self._make_threads(index, stage)]
         for thread in self._threads:
             thread.start()
 
@@ -120,24 +123,60 @@ class ThreadPipeline(Pipeline):
             thread.join()
         return not self._unfinished
 
+    def _make_threads(self, index: int, stage: Stage) -> list[threading.Thread]:
+        started: queue.SimpleQueue[_Started | None] = queue.SimpleQueue()
+        free = threading.Semaphore(stage.depth)
+        targets: list[tuple[Callable[..., None], tuple[Any, ...]]] = [(self._work, (index, stage))]
+        if stage.depth > 1:
+            targets = [
+                (self._start_slices, (index, stage, started, free)),
+                (self._finish_slices, (index, stage, started, free)),
+            ]
+        return [threading.Thread(target=run, args=args, name=f"hpc {stage}", daemon=True) for run, args in targets]
+
     def _work(self, index: int, stage: Stage) -> None:
-        following = self._queues[index + 1] if index + 1 < len(self._queues) else None
-        while (item := self._queues[index].get()) is not None:
-            slice_, is_last_slice = item
-            if self._error is not None:
-                continue
+        """A stage that has one slice under way."""
+        while (entry := self._queues[index].get()) is not None:
+            self._end(index, stage, entry, self._begin(stage, entry[0]))
+
+    def _start_slices(
+        self, index: int, stage: Stage, started: "queue.SimpleQueue[_Started | None]", free: threading.Semaphore
+    ) -> None:
+        while (entry := self._queues[index].get()) is not None:
+            free.acquire()
+            started.put((entry, self._begin(stage, entry[0])))
+        started.put(None)
+
+    def _finish_slices(
+        self, index: int, stage: Stage, started: "queue.SimpleQueue[_Started | None]", free: threading.Semaphore
+    ) -> None:
+        while (both := started.get()) is not None:
+            self._end(index, stage, *both)
+            free.release()
+
+    def _begin(self, stage: Stage, item: Slice) -> dist.Work | None:
+        if self._error is None:
             try:
-                work = stage.start(slice_)
-                if work is not None and not self._wait(work):
-                    continue
-                stage.finish(slice_)
+                return stage.start(item)
             except BaseException as error:
-                self._fail(self._failure(stage, slice_, error))
-                continue
-            if following is not None:
-                following.put(item)
-            elif is_last_slice:
-                self._finish()
+                self._fail(self._failure(stage, item, error))
+        return None
+
+    def _end(self, index: int, stage: Stage, entry: tuple[Slice, bool], work: dist.Work | None) -> None:
+        item, is_last_slice = entry
+        try:
+            # What was started has to end, whatever went wrong since: its memory is in use until then.
+            is_done = work is None or self._wait(work)
+            if not is_done or self._error is not None:
+                return
+            stage.finish(item)
+        except BaseException as error:
+            self._fail(self._failure(stage, item, error))
+            return
+        if index + 1 < len(self._queues):
+            self._queues[index + 1].put(entry)
+        elif is_last_slice:
+            self._finish()
 
     def _wait(self, work: dist.Work) -> bool:
         """Waits until the work is done, raising its error, or the pipeline is closed; returns whether it is done."""

@@ -63,6 +63,7 @@ class Slice:
         flush: Whether it crosses uncompressed, with all that the codec had kept.
         buffer: Its elements: a view of the bucket, or a copy from the first stage to the last.
         carried: What one stage of the outermost level leaves for the next.
+        received: What has come in, until it is summed.
         sizes: Bytes of each rank's packet, where they differ.
         scale: What its values are divided by before they are packed.
         lost: What the first hop has lost, until it is known whether that counts.
@@ -77,6 +78,7 @@ class Slice:
     flush: bool = False
     buffer: Tensor = field(init=False)
     carried: Tensor | None = None
+    received: Tensor | None = None
     sizes: list[int] = field(default_factory=list)
     scale: Tensor | None = None
     lost: Tensor | None = None
@@ -93,7 +95,7 @@ class Slice:
     def temporaries(self) -> list[Tensor]:
         """What was made on the way and goes from stage to stage."""
         copied = self.buffer if self.plan.layout.parts and self.buffer is not self.bucket else None
-        made = (copied, self.carried, self.scale, self.lost, self.poisoned)
+        made = (copied, self.received, self.carried, self.scale, self.lost, self.poisoned)
         return [tensor for tensor in made if tensor is not None]
 
     def open(self) -> None:

@@ -30,9 +30,9 @@ from lightning_hpc.comm.tuner import CodecTuner
 from lightning_hpc.strategies.arguments import parse_compression, parse_mebibytes, parse_topology, require_known
 from lightning_hpc.strategies.codec_checkpoint import load_codec_state, remove_codec_state, save_codec_state
 
-# Five buckets: with fewer, the network waits for the first one, with more, their handling costs more than that. Measured
-# with 13 MB of gradients on 2 x 2 emulated ranks at 200 Mbit/s; the bounds keep very small and very large models from
-# buckets that are all latency, or many hundred. See docs/communication.md.
+# Five buckets: with fewer, the network waits for the first one, with more, their handling costs more than that.
+# Measured with 13 MB of gradients on 2 x 2 emulated ranks at 200 Mbit/s; the bounds keep very small and very large
+# models from buckets that are all latency, or many hundred. See docs/communication.md.
 _BUCKETS = 5
 _MIN_BUCKET_MIB, _MAX_BUCKET_MIB = 2.0, 25.0
 _SLICE_MIB = 4.0
@@ -50,7 +50,8 @@ class HPCStrategy(DDPStrategy):
             ranks by node such as ``[[0, 1], [2, 3]]``, which may nest further (racks of nodes); a `Topology`; or the
             path of a saved one.
         compression: ``"none"``: exact. How gradients are packed where they cross the outermost level:
-            ``"bf16"``, ``"fp16"``, ``"int8"``, ``"int4"``, ``"bitmask"``, ``"topk"``, ``"lowrank"``, or a `Codec`.
+            ``"bf16"``, ``"fp16"``, ``"int8"``, ``"int4"``, ``"int3"``, ``"bitmask"``, ``"topk"``, ``"lowrank"``, or
+            a `Codec`.
             ``"auto"`` measures which of them is fastest here, exact sums and plain DDP among them.
         error_feedback: Whether what a codec loses is added to the next step's gradients.
         bucket_cap_mb: Gradients are reduced in buckets of this many MiB while backward still runs; ``"auto"`` is a

@@ -154,7 +154,7 @@ class _Delayed:
 
     def __init__(self, stage: Any, rng: random.Random, chance: float) -> None:
         self.stage, self.rng, self.chance = stage, rng, chance
-        self.ranks = stage.ranks
+        self.ranks, self.depth = stage.ranks, stage.depth
 
     def start(self, shards: Any) -> Any:
         if self.rng.random() < self.chance:

@@ -20,8 +20,10 @@ from lightning_hpc.comm.slices import Slice, SlicePlan
 class Local:
     """A stage without a collective."""
 
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self.function = function
+    ranks = (0,)
+
+    def __init__(self, function: Callable[[Any], Any], depth: int = 1) -> None:
+        self.function, self.depth = function, depth
 
     def start(self, shards: Any) -> None:
         return None
@@ -90,6 +92,43 @@ def test_an_error_reaches_everything_under_way_and_all_that_follows() -> None:
     with pytest.raises(CommunicationError, match="planted"):
         threads.submit(slices(2), torch.zeros(1)).wait()
     threads.close()
+
+
+class Counting(Local):
+    """A stage whose slices end in their order, each only when the next one was started or there is none."""
+
+    def __init__(self, count: int, depth: int) -> None:
+        super().__init__(self.end, depth)
+        self.left, self.started, self.ended = count, 0, 0
+        self.most, self.next_started = 0, [threading.Event() for _ in range(count + 1)]
+
+    def start(self, shards: Any) -> Any:
+        self.next_started[self.started].set()
+        self.started += 1
+        self.most = max(self.most, self.started - self.ended)
+        return self
+
+    def wait(self, timeout: timedelta) -> None:
+        following = self.ended + self.depth - 1
+        if following < self.left and not self.next_started[following].wait(timeout.total_seconds()):
+            raise RuntimeError("Operation timed out!")
+
+    def is_completed(self) -> bool:
+        return False
+
+    def end(self, shards: Any) -> None:
+        self.ended += 1
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_stage_starts_as_many_slices_as_it_is_deep_before_the_first_ends(depth: int) -> None:
+    stage, order = Counting(8, depth), []
+    pipeline = ThreadPipeline([stage, Local(lambda shards: order.append(int(shards[0])))])
+    futures = [pipeline.submit(slices(value), torch.tensor(value)) for value in range(8)]
+    assert [int(future.wait()) for future in futures] == list(range(8))
+    assert pipeline.close()
+    assert order == list(range(8))
+    assert stage.most == depth
 
 
 class Endless(Local):
@@ -231,6 +270,8 @@ def test_stream_pipeline_waits_for_the_computation_and_for_each_previous_stage(m
 
 class Handing:
     """A stage that uses all that the slice brings, and makes what the next stage finds."""
+
+    ranks, depth = (0,), 1
 
     def __init__(self, cuda: FakeCuda, owners: dict[int, str], unsafe: list[str], is_first: bool) -> None:
         self.cuda, self.owners, self.unsafe, self.is_first = cuda, owners, unsafe, is_first

@@ -36,7 +36,7 @@ class Delayed:
 
     def __init__(self, stage: Any, rng: random.Random, chance: float, failures: list[int]) -> None:
         self.stage, self.rng, self.chance, self.failures = stage, rng, chance, failures
-        self.ranks = stage.ranks
+        self.ranks, self.depth = stage.ranks, stage.depth
 
     def __str__(self) -> str:
         return str(self.stage)

@@ -71,6 +71,8 @@ class BlockExchange(CodecExchange):
 
     @override
     def start_gather(self, item: Slice) -> dist.Work | None:
+        if item.refused:
+            self._exact.sum_now(item.values)
         if item.carried is None:
             return None
         assert self._hops is not None
@@ -83,9 +85,7 @@ class BlockExchange(CodecExchange):
 
     @override
     def finish_gather(self, item: Slice) -> None:
-        if item.refused:
-            self._exact.sum_now(item.values)
-        elif item.carried is not None:
+        if item.carried is not None:
             sums = self._unpack(item.carried)
             if self._preconditioner is not None and item.scale is not None:
                 self._preconditioner.update(item.plan.run, sums.mul_(item.scale), item.poisoned)

@@ -28,12 +28,13 @@ class ExactExchange(Exchange):
     @override
     def start_scatter(self, item: Slice) -> dist.Work | None:
         assert self._sum is not None
-        return self._sum.start_scatter(item.values)
+        item.received, work = self._sum.start_scatter(item.values)
+        return work
 
     @override
     def finish_scatter(self, item: Slice) -> None:
         assert self._sum is not None
-        self._sum.finish_scatter(item.values)
+        self._sum.finish_scatter(item.values, item.received)
 
     @override
     def start_gather(self, item: Slice) -> dist.Work | None:

@@ -35,13 +35,14 @@ class LinearExchange(CodecExchange):
         if self._feedback is not None:
             lost = corrected.sub_(self._codec.decode(item.carried, segments))
             self._feedback.keep(item.plan.run, lost, item.poisoned)
-        return self._sum.start_scatter(item.carried)
+        item.received, work = self._sum.start_scatter(item.carried)
+        return work
 
     @override
     def finish_scatter(self, item: Slice) -> None:
         if item.carried is not None:
             assert self._sum is not None
-            self._sum.finish_scatter(item.carried)
+            self._sum.finish_scatter(item.carried, item.received)
 
     @override
     def start_gather(self, item: Slice) -> dist.Work | None:
