@@ -15,7 +15,7 @@ from lightning_hpc.comm.groups import Level
 from lightning_hpc.comm.stats import CommStats
 
 HOP_DEPTH = 2
-"""Slices that a hop over the outermost level has under way: one may wait for its slower direction, the next one sends."""
+"""Slices that a hop over the outermost level has under way: one waits for its slower direction, the next one sends."""
 
 
 class Scratch:

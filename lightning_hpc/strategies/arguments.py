@@ -11,8 +11,8 @@ from lightning_hpc.comm.codecs import CODEC_NAMES, Codec, make_codec
 from lightning_hpc.comm.topology import Topology
 
 AUTO_CODECS = ("bf16", "int8", "int4", "int3")
-"""What ``compression="auto"`` may choose beside exact sums, the most exact first: those that trained as well as DDP in the
-tests of docs/communication.md. Top-k, bitmask and low rank did not, under Adam."""
+"""What ``compression="auto"`` may choose beside exact sums, the most exact first: those that trained as well as DDP, by
+the table in docs/communication.md. Top-k, bitmask and low rank did not, under Adam."""
 
 
 def require_known(kwargs: dict[str, Any], constructors: Iterable[Callable[..., Any]]) -> None:
