@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 _SETTLE_STEPS = 1  # after a change: it still sends what the last codec had kept
-_TRIAL_STEPS = 4
+_TRIAL_STEPS = 8
 _FIRST_WINDOW, _LONGEST_WINDOW = 50, 1600
 _MAX_TRIALS = 5
 _WORTH_TRYING = 1.4  # times the best prediction: the model is no better than that on a busy machine

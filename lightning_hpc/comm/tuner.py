@@ -55,7 +55,10 @@ class CodecTuner:
         self._observer = StepObserver(reducer, stats)
         self._seconds: list[float] = []
         self._settled = False
-        self._follow(Order("none", _OBSERVED_STEPS))
+        # With the fewest bytes, computation is least held up by communication, while the host is as busy with it as it
+        # will be.
+        self._lightest = min(self._costs, key=lambda cost: cost.scattered_bytes + 2 * cost.gathered_bytes).name
+        self._follow(Order(self._lightest, _OBSERVED_STEPS))
 
     def finish_step(self) -> None:
         """Takes note of a step; at the end of an order, gets the next one."""
@@ -85,7 +88,7 @@ class CodecTuner:
         workload = self._observer.take_workload()
         if self._policy is None:
             if workload is None:  # no bucket came by
-                return Order("none", _OBSERVED_STEPS)
+                return Order(self._lightest, _OBSERVED_STEPS)
             predictions = self._predict(workload)
             self._policy = CodecPolicy(self._choices, {item.name: item.step_seconds for item in predictions})
             return self._policy.start()

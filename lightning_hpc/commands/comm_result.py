@@ -28,7 +28,7 @@ class CommResult:
         speedup_range: The smallest and largest ratio of the medians of two rounds; None for DDP itself.
         sent_bytes: Payload in a step by level, of the rank that sends most there.
         exposed_share: What of a step waits for communication, the mean over ranks; None where nobody measures it.
-        predicted_seconds: Step time by the cost model, from exact steps of the same run; None where it says nothing.
+        predicted_seconds: By the cost model, from what the fastest strategy computes; None where it says nothing.
         prediction_error: Predicted by measured step time, less one.
     """
 
@@ -82,9 +82,18 @@ def _medians(fits: Sequence[Sequence[TimedFit]]) -> tuple[tuple[float, ...], flo
 
 
 def _median_predictions(rounds: Rounds) -> dict[str, float]:
-    """Over the rounds that have some."""
-    found = [fits[0].predicted for strategy in rounds.values() for fits in strategy if fits[0].predicted]
-    return {name: statistics.median(one[name] for one in found) for name in found[0]} if found else {}
+    """What the fits of the fastest strategy predict.
+
+    There the computation is least held up by communication, while the host is as busy with it as it will be.
+    """
+    observed = [fits for fits in rounds.values() if fits and fits[0][0].predicted]
+    if not observed:
+        return {}
+    fastest = min(
+        observed, key=lambda fits: statistics.median(statistics.median(ranks[0].step_seconds) for ranks in fits)
+    )
+    names = fastest[0][0].predicted
+    return {name: statistics.median(ranks[0].predicted[name] for ranks in fastest) for name in names}
 
 
 def _sent(name: str, ranks: Sequence[TimedFit], world_size: int) -> dict[str, float]:

@@ -20,7 +20,8 @@ _COLUMNS = ("strategy", "step", "over ddp", "(rounds)", "a rank sends", "exposed
 _NOTES = (
     "step: median over all timed steps; over ddp: ratio of the medians, with the spread over pairs of rounds.",
     "a rank sends: payload a step, of the rank that sends most; that of ddp is the ring's, which nobody counts.",
-    "predicted: by the cost model from exact steps, measured link speeds and codec times; error: predicted / step - 1.",
+    "predicted: by the cost model from the fastest strategy's steps, measured link speeds and codec times.",
+    "error: predicted / step - 1.",
 )
 
 

@@ -19,7 +19,7 @@ _DDP_BUCKET_NUMEL = 25 * 2**18  # DistributedDataParallel's own default, beside 
 
 
 class ObservingStrategy(HPCStrategy):
-    """Takes what `HPCStrategy` takes; notes steps with exact sums only. The notes cost some microseconds a step."""
+    """Takes what `HPCStrategy` takes; notes the steps of a fixed choice. The notes cost some microseconds a step."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -28,7 +28,7 @@ class ObservingStrategy(HPCStrategy):
     @override
     def configure_ddp(self) -> None:
         super().configure_ddp()
-        if self._reducer is not None and self.comm_stats is not None and not self._codecs:
+        if self._reducer is not None and self.comm_stats is not None and self._tuner is None:
             self._observer = StepObserver(self._reducer, self.comm_stats)
 
     @override
@@ -45,13 +45,13 @@ class ObservingStrategy(HPCStrategy):
         return output
 
     def predict_steps(self, model: torch.nn.Module) -> dict[str, float]:
-        """What the cost model says of every choice, in seconds a step, after a fit with exact sums.
+        """What the cost model says of every choice, in seconds a step, after a fit with a fixed choice.
 
         Args:
             model: The model that was trained.
 
         Returns:
-            By choice; nothing after other fits, or where the topology has no speeds.
+            By choice; nothing after other fits, and where the topology has no speeds.
         """
         topology = self._agreed_topology
         workload = self._observer.take_workload() if self._observer is not None else None

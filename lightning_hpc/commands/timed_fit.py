@@ -31,7 +31,7 @@ class TimedFit:
         sent_bytes: Payload that this rank sent in a step, by level; empty where the strategy does not count.
         exposed_seconds: What of a step waited for communication, or None where nobody measures it.
         choice: What ``compression="auto"`` had decided before the timed steps; empty for other strategies.
-        predicted: What the cost model says of each choice, after exact steps.
+        predicted: What the cost model says of each choice, after steps of a fixed one.
         decisions: All that ``compression="auto"`` decided, on rank 0.
     """
 
