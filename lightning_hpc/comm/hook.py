@@ -23,6 +23,9 @@ from lightning_hpc.comm.roll_call import RollCall
 from lightning_hpc.comm.stats import CommStats
 from lightning_hpc.comm.topology import Topology
 
+# Two, since a slice with a NaN or inf keeps what it has; ranks need not agree that there was one.
+_FLUSHES = 2
+
 _PACKABLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -87,7 +90,7 @@ class GradientReducer:
             )
         self.on_bucket: Callable[[int], None] | None = None
         self._codec = self._next_codec = "none"
-        self._flushing = False
+        self._flushes_left = 0
         self._clock: ExposedClock = (
             CudaExposedClock(stats, device) if device.type == "cuda" else HostExposedClock(stats)
         )
@@ -100,15 +103,15 @@ class GradientReducer:
     def use(self, codec: str) -> None:
         """Chooses the codec of the next backward passes; all ranks must do so between the same two of them.
 
-        The first pass after a change sends what the former codec had kept, and uncompressed.
+        The first passes after a change send what the former codec had kept, and uncompressed.
 
         Args:
             codec: Name of one of the codecs, ``"none"`` for the exact hierarchy, or ``"ddp"`` for the flat all-reduce.
         """
         assert codec in self._exchanges or codec in ("none", "ddp"), codec
-        self._flushing = self._codec in self._exchanges and codec != self._codec
+        self._flushes_left = _FLUSHES if self._codec in self._exchanges and codec != self._codec else 0
         self._next_codec = codec
-        if not self._flushing:
+        if not self._flushes_left:
             self._codec = codec
 
     def __call__(self, gradients: Tensor, is_last: bool, bucket: Sequence[ParameterSpec] = ()) -> Future[Tensor]:
@@ -132,8 +135,10 @@ class GradientReducer:
             future = self._flat(gradients)
         else:
             future = self._reduce(gradients, bucket, self._hierarchical)
-        if is_last and self._flushing:
-            self._flushing, self._codec = False, self._next_codec
+        if is_last and self._flushes_left:
+            self._flushes_left -= 1
+            if not self._flushes_left:
+                self._codec = self._next_codec
         return self._clock.follow(future, is_last)
 
     def state_dict(self) -> dict[str, Any]:
@@ -174,7 +179,7 @@ class GradientReducer:
         exchange = self._exchanges[self._codec]
         plans = planner.coded(bucket, self._grains[self._codec], slice_numel)
         exchanges = [exchange if plan.layout.compressed else exact for plan in plans]
-        return hierarchical(gradients, plans, exchanges, label=_label(bucket), flush=self._flushing)
+        return hierarchical(gradients, plans, exchanges, label=_label(bucket), flush=self._flushes_left > 0)
 
     def _count(self, codec: str, fallback: str | None = None) -> None:
         self._stats.codecs[codec] += 1
@@ -204,5 +209,8 @@ def reduce_gradients(
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
     """The hook: starts the reduction of one bucket of gradients and returns at once."""
-    specs = [state.specs[id(parameter)] for parameter in bucket.parameters()] if state.specs else ()
+    parameters = bucket.parameters()
+    # The buffer of complex gradients comes as real numbers, two for each, which no parameter's layout fits.
+    is_packable = state.specs and not any(parameter.is_complex() for parameter in parameters)
+    specs = [state.specs[id(parameter)] for parameter in parameters] if is_packable else ()
     return state(bucket.buffer(), bucket.is_last(), specs)

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-_SETTLE_STEPS = 1  # after a change: it still sends what the last codec had kept
+_SETTLE_STEPS = 2  # after a change: it still sends what the last codec had kept
 _TRIAL_STEPS = 8
 _FIRST_WINDOW, _LONGEST_WINDOW = 50, 1600
 _MAX_TRIALS = 5

@@ -42,7 +42,8 @@ def make_parser() -> ArgumentParser:
         "--bucket-mb",
         type=PositiveFloat,
         default=None,
-        help="MiB of a bucket of gradients; 25 for ddp and 4 for hpc, as the strategies have it, if not given",
+        help="MiB of a bucket of gradients; if not given,"
+        " 25 for ddp and a fifth of the model, from 2 to 25, for hpc, as the strategies have it",
     )
     parser.add_argument("--slice-mb", type=PositiveFloat, default=4.0, help="MiB of a slice of hpc")
     parser.add_argument(

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 from lightning_hpc.comm.cost_model import CodecCost, Prediction, Workload, predict, predict_ddp, scale_nodes
 from lightning_hpc.comm.topology import Topology
-from lightning_hpc.strategies.arguments import AUTO_CODECS
+from lightning_hpc.strategies.arguments import AUTO_CODECS, choose_bucket_mib
 
 _DDP_BUCKET_MIB = 25.0  # DistributedDataParallel's own default
-_HPC_BUCKET_MIB = 4.0  # that of `HPCStrategy` over several nodes
 _CANDIDATES = ("ddp", "none", *AUTO_CODECS)
 _TIE = 0.02  # closer than that, what loses less is the better one, as for compression="auto"
 
@@ -41,7 +40,7 @@ class Job:
     @property
     def hpc_bucket_mib(self) -> float:
         """Size of the hierarchy's buckets."""
-        return self.bucket_mib or _HPC_BUCKET_MIB
+        return self.bucket_mib or choose_bucket_mib(4 * self.parameters)
 
     def workload(self, bucket_mib: float) -> Workload:
         """The computation with buckets of that size."""

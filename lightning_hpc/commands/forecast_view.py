@@ -51,7 +51,7 @@ class ForecastView:
             console.print(Text(f"- {sentence}"))
         console.print(self._table())
         console.print("Throughput is relative to 1 node, each rank keeping its batch size. Bold: what auto may choose,")
-        console.print("and would; topk, bitmask and fp16 must be asked for by name.\n")
+        console.print("and would; others must be asked for by name.\n")
         for sentence in verdicts(self.outlooks):
             console.print(Text(sentence, style="bold"))
 

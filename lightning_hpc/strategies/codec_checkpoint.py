@@ -9,7 +9,7 @@ says which ranks wrote them and at which step; whoever finds other files, or not
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,33 +17,41 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import rank_zero_warn
 
+from lightning_hpc.comm.codecs import Codec
 from lightning_hpc.comm.hook import GradientReducer
 from lightning_hpc.comm.topology import Topology
 
 _KEY = "lightning_hpc"
 
 
+def make_stamp(topology: Topology, codecs: Sequence[Codec], step: int) -> dict[str, Any]:
+    """What tells whether a codec state belongs to a checkpoint and to a job.
+
+    Strings and numbers only, since a checkpoint may be read by a loader that refuses what is not plain.
+    """
+    return {"nodes": str(topology), "codecs": ",".join(codec.name for codec in codecs), "step": step}
+
+
 def save_codec_state(
-    reducer: GradientReducer, topology: Topology, rank: int, checkpoint: dict[str, Any], path: str, io: CheckpointIO
+    state: dict[str, Any], stamp: dict[str, Any], rank: int, checkpoint: dict[str, Any], path: str, io: CheckpointIO
 ) -> None:
     """Writes this rank's file and notes in the checkpoint what belongs to it; each rank calls it.
 
     Args:
-        reducer: Has the state.
-        topology: The ranks of the job.
+        state: Of the reducer.
+        stamp: From `make_stamp`.
         rank: This one.
         checkpoint: What is about to be saved at ``path``.
         path: Where.
         io: How.
     """
-    stamp = _stamp(topology, checkpoint["global_step"])
     checkpoint[_KEY] = stamp
-    io.save_checkpoint({**stamp, "state": reducer.state_dict()}, _file(path, rank))
+    io.save_checkpoint({**stamp, "state": state}, _file(path, rank))
 
 
 def load_codec_state(
     reducer: GradientReducer,
-    topology: Topology,
+    stamp: dict[str, Any],
     rank: int,
     checkpoint: Mapping[str, Any],
     path: str,
@@ -53,7 +61,7 @@ def load_codec_state(
 
     Args:
         reducer: Takes the state.
-        topology: The ranks of the job.
+        stamp: From `make_stamp`, for this job.
         rank: This one.
         checkpoint: What was loaded from ``path``.
         path: Where.
@@ -63,7 +71,6 @@ def load_codec_state(
     if saved is None:
         reducer.load_state_dict({})
         return
-    stamp = _stamp(topology, checkpoint["global_step"])
     path = _resolved(path)
     content = _read(_file(path, rank), strategy.checkpoint_io) if saved == stamp else {}
     mine = {key: content.get(key) for key in stamp} == stamp
@@ -71,15 +78,18 @@ def load_codec_state(
         reducer.load_state_dict(content["state"])
         return
     reducer.load_state_dict({})
-    reason = (
-        f"it was written for the ranks by node {saved['nodes']}, and now they are {stamp['nodes']}"
-        if saved["nodes"] != stamp["nodes"]
-        else f"not all ranks found their file of step {saved['step']} in {_folder(path)!r}"
-    )
     rank_zero_warn(
-        f"The codec state of {path!r} is dropped: {reason}. What compression had held back from the last steps'"
-        " gradients is lost; the weights and the optimizer are restored in full."
+        f"The codec state of {path!r} is dropped: {_reason(saved, stamp, path)}. What compression had held back from"
+        " the last steps' gradients is lost; the weights and the optimizer are restored in full."
     )
+
+
+def _reason(saved: dict[str, Any], stamp: dict[str, Any], path: str) -> str:
+    if saved["nodes"] != stamp["nodes"]:
+        return f"it was written for the ranks by node {saved['nodes']}, and now they are {stamp['nodes']}"
+    if saved.get("codecs") != stamp["codecs"]:
+        return f"it is that of {saved.get('codecs')}, and now compression is {stamp['codecs'] or 'none'}"
+    return f"not all ranks found their file of step {saved['step']} in {_folder(path)!r}"
 
 
 def remove_codec_state(path: str, io: CheckpointIO) -> None:
@@ -96,11 +106,6 @@ def _read(file: str, io: CheckpointIO) -> dict[str, Any]:
         if isinstance(content, dict) and isinstance(content.get("state"), dict):
             return content
     return {}
-
-
-def _stamp(topology: Topology, step: int) -> dict[str, Any]:
-    # A string, since a checkpoint may be read by a loader that refuses what is not plain.
-    return {"nodes": str(topology), "step": step}
 
 
 def _resolved(path: str) -> str:

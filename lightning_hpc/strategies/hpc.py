@@ -1,5 +1,6 @@
 """`Trainer(strategy="hpc")`: DDP whose gradients are reduced level by level over the topology of the cluster."""
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -27,14 +28,20 @@ from lightning_hpc.comm.probe import probe
 from lightning_hpc.comm.stats import CommStats
 from lightning_hpc.comm.topology import Topology
 from lightning_hpc.comm.tuner import CodecTuner
-from lightning_hpc.strategies.arguments import parse_compression, parse_mebibytes, parse_topology, require_known
-from lightning_hpc.strategies.codec_checkpoint import load_codec_state, remove_codec_state, save_codec_state
+from lightning_hpc.strategies.arguments import (
+    choose_bucket_mib,
+    parse_compression,
+    parse_mebibytes,
+    parse_topology,
+    require_known,
+)
+from lightning_hpc.strategies.codec_checkpoint import (
+    load_codec_state,
+    make_stamp,
+    remove_codec_state,
+    save_codec_state,
+)
 
-# Five buckets: with fewer, the network waits for the first one, with more, their handling costs more than that.
-# Measured with 13 MB of gradients on 2 x 2 emulated ranks at 200 Mbit/s; the bounds keep very small and very large
-# models from buckets that are all latency, or many hundred. See docs/communication.md.
-_BUCKETS = 5
-_MIN_BUCKET_MIB, _MAX_BUCKET_MIB = 2.0, 25.0
 _SLICE_MIB = 4.0
 
 
@@ -46,13 +53,14 @@ class HPCStrategy(DDPStrategy):
     with gloo and on CUDA with NCCL. With one process, one node or one domain it is plain DDP, and one line says so.
 
     Args:
-        topology: ``"auto"`` takes the nodes from the launcher (torchrun, SLURM, Lightning); ``"flat"`` is plain DDP;
+        topology: ``"auto"``: if the launcher (torchrun, SLURM, Lightning) says that there are several nodes, links are
+            measured and ranks grouped by them, else plain DDP; ``"flat"`` is plain DDP;
             ranks by node such as ``[[0, 1], [2, 3]]``, which may nest further (racks of nodes); a `Topology`; or the
             path of a saved one.
         compression: ``"none"``: exact. How gradients are packed where they cross the outermost level:
             ``"bf16"``, ``"fp16"``, ``"int8"``, ``"int4"``, ``"int3"``, ``"bitmask"``, ``"topk"``, ``"lowrank"``, or
             a `Codec`.
-            ``"auto"`` measures which of them is fastest here, exact sums and plain DDP among them.
+            ``"auto"`` measures what is fastest here: plain DDP, exact sums, bf16, int8, int4 or int3.
         error_feedback: Whether what a codec loses is added to the next step's gradients.
         bucket_cap_mb: Gradients are reduced in buckets of this many MiB while backward still runs; ``"auto"`` is a
             fifth of the model, from 2 to 25, over several nodes and DDP's own default otherwise.
@@ -82,6 +90,9 @@ class HPCStrategy(DDPStrategy):
         require_known(kwargs, (HPCStrategy.__init__, DDPStrategy.__init__, DistributedDataParallel.__init__))
         super().__init__(**kwargs)
         self._codecs = parse_compression(compression)
+        self._compression = compression if isinstance(compression, str) else compression.name
+        if not isinstance(error_feedback, bool):
+            raise TypeError(f"error_feedback={error_feedback!r} must be True or False")
         self._is_tuned = isinstance(compression, str) and compression == "auto"
         self._error_feedback = error_feedback
         self._topology = parse_topology(topology)
@@ -89,6 +100,7 @@ class HPCStrategy(DDPStrategy):
         self._slice_mb = parse_mebibytes("slice_mb", slice_mb)
         self._reducer: GradientReducer | None = None
         self._tuner: CodecTuner | None = None
+        self._codec_state: dict[str, Any] = {}
         self.comm_stats: CommStats | None = CommStats()
         if self._ddp_comm_hook is not None and isinstance(self._topology, Topology):
             raise ValueError(
@@ -157,10 +169,11 @@ class HPCStrategy(DDPStrategy):
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any = None) -> None:
-        if self._reducer is not None and self._codecs and "optimizer_states" in checkpoint:
-            save_codec_state(
-                self._reducer, self._agreed_topology, self.global_rank, checkpoint, str(filepath), self.checkpoint_io
-            )
+        if self._reducer is not None:
+            self._codec_state = self._reducer.state_dict()
+        if self._codec_state and self._codecs and "optimizer_states" in checkpoint:
+            stamp = make_stamp(self._agreed_topology, self._codecs, checkpoint["global_step"])
+            save_codec_state(self._codec_state, stamp, self.global_rank, checkpoint, str(filepath), self.checkpoint_io)
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     @override
@@ -172,10 +185,9 @@ class HPCStrategy(DDPStrategy):
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         # The one call that says that training resumes, after the hook was registered.
         super().load_optimizer_state_dict(checkpoint)
-        if self._reducer is not None and self._codecs:
-            load_codec_state(
-                self._reducer, self._agreed_topology, self.global_rank, checkpoint, self._loaded_from, self
-            )
+        if self._reducer is not None:
+            stamp = make_stamp(self._agreed_topology, self._codecs, checkpoint["global_step"])
+            load_codec_state(self._reducer, stamp, self.global_rank, checkpoint, self._loaded_from, self)
 
     @override
     def remove_checkpoint(self, filepath: _PATH) -> None:
@@ -198,6 +210,8 @@ class HPCStrategy(DDPStrategy):
     def teardown(self) -> None:
         super().teardown()
         if self._reducer is not None:
+            # For a checkpoint after the fit.
+            self._codec_state = self._reducer.state_dict() if self._codecs else {}
             self._reducer.close()
             self._reducer = self._tuner = None
 
@@ -259,7 +273,7 @@ class HPCStrategy(DDPStrategy):
         assert self.model is not None
         trained = (parameter for parameter in self.model.parameters() if parameter.requires_grad)
         total = sum(parameter.numel() * parameter.element_size() for parameter in trained)
-        return min(max(total / _BUCKETS / 2**20, _MIN_BUCKET_MIB), _MAX_BUCKET_MIB)
+        return choose_bucket_mib(total)
 
     def _register_hook(self, topology: Topology, stats: CommStats) -> None:
         """Registers the gradient hook, on every device."""
@@ -272,7 +286,7 @@ class HPCStrategy(DDPStrategy):
             timeout=self._timeout,
             stats=stats,
             parameters=dict(self.model.module.named_parameters()),
-            codecs=self._codecs,
+            codecs=copy.deepcopy(self._codecs),  # what they learn belongs to this fit
             error_feedback=self._error_feedback,
         )
         if topology.depth > 1 and self._is_tuned:
@@ -306,8 +320,12 @@ class HPCStrategy(DDPStrategy):
             return "HPCStrategy: your ddp_comm_hook reduces the gradients, the hierarchy is off."
         if topology.depth == 1:
             source = f" by topology={self._topology!r}" if isinstance(self._topology, str) else ""
-            return f"HPCStrategy: all {self.world_size} ranks are in one domain{source}; this is plain DDP."
-        return f"HPCStrategy: hierarchical all-reduce over {len(topology.nodes)} nodes, ranks by node {topology}."
+            unused = f", and compression={self._compression!r} has no effect" if self._codecs else ""
+            return f"HPCStrategy: all {self.world_size} ranks are in one domain{source}; this is plain DDP{unused}."
+        packed = f", compression {self._compression!r} between them" if self._codecs else ""
+        return (
+            f"HPCStrategy: hierarchical all-reduce over {len(topology.nodes)} nodes, ranks by node {topology}{packed}."
+        )
 
     def _require_sync_batchnorm_device(self) -> None:
         """Refuses here what torch refuses in the middle of the first step."""

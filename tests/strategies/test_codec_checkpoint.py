@@ -8,11 +8,13 @@ import pytest
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
+from lightning_hpc.comm.codecs import make_codec
 from lightning_hpc.comm.hook import GradientReducer
 from lightning_hpc.comm.topology import Topology
-from lightning_hpc.strategies.codec_checkpoint import load_codec_state, remove_codec_state, save_codec_state
+from lightning_hpc.strategies.codec_checkpoint import load_codec_state, make_stamp, remove_codec_state, save_codec_state
 
 TOPOLOGY = Topology.from_lists([[0], [1]])
+CODECS = [make_codec("int8")]
 
 
 class FakeReducer:
@@ -41,14 +43,22 @@ def save(path: str, number: float, step: int = 1) -> None:
     """As `HPCStrategy.save_checkpoint` does."""
     checkpoint = {"global_step": step}
     reducer = cast(GradientReducer, FakeReducer(number))
-    save_codec_state(reducer, TOPOLOGY, 0, checkpoint, path, FakeStrategy.checkpoint_io)
+    save_codec_state(
+        reducer.state_dict(),
+        make_stamp(TOPOLOGY, CODECS, checkpoint["global_step"]),
+        0,
+        checkpoint,
+        path,
+        FakeStrategy.checkpoint_io,
+    )
     FakeStrategy.checkpoint_io.save_checkpoint(checkpoint, path)
 
 
 def load(path: str) -> float | None:
     reducer = FakeReducer(0.0)
     checkpoint = FakeStrategy.checkpoint_io.load_checkpoint(path, weights_only=True)
-    load_codec_state(cast(GradientReducer, reducer), TOPOLOGY, 0, checkpoint, path, cast(Any, FakeStrategy()))
+    stamp = make_stamp(TOPOLOGY, CODECS, checkpoint["global_step"])
+    load_codec_state(cast(GradientReducer, reducer), stamp, 0, checkpoint, path, cast(Any, FakeStrategy()))
     return reducer.number
 
 

@@ -306,7 +306,7 @@ def test_files_live_and_die_with_their_checkpoint(tmp_path: Path) -> None:
             "is link": True,
             "said": [],
             "resumes the same run": True,
-            "plain": ["nodes", "step"],
+            "plain": ["codecs", "nodes", "step"],
             "evaluates": True,
             "loads": True,
         }

@@ -62,7 +62,7 @@ class BitmaskCodec(SparseCodec):
         if numel == 0:
             return values.new_empty(0, dtype=torch.uint8)
         magnitudes = values.abs()
-        threshold = max(min(self.threshold * _root_mean_square(values), magnitudes.max().item()), _SMALLEST)
+        threshold = max(min(self.threshold * _root_mean_square(values), 0.9 * magnitudes.max().item()), _SMALLEST)
         mask = values.new_zeros(8 * math.ceil(numel / 8), dtype=torch.bool)
         torch.ge(magnitudes, threshold, out=mask[:numel])
         sent = values[mask[:numel]]

@@ -33,7 +33,7 @@ def make_exchange(
 def grain_of(codec: Codec) -> Grain:
     """How finely slices for a codec may be cut."""
     if isinstance(codec, BlockCodec):
-        return Grain(block=codec.block)
+        return Grain(block=codec.block, min_numel=codec.block_bytes // 4)  # smaller ones would grow
     if isinstance(codec, SparseCodec):
         # One parameter a slice, since what is picked must not depend on what else is in the bucket.
         return Grain(block=1, min_numel=_MIN_SPARSE_NUMEL, grouped=False, crossing=False)
