@@ -13,8 +13,11 @@ from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
+from lightning_hpc.comm.link_speed import LinkSpeed
+from lightning_hpc.comm.probe_result import ProbeResult
 from lightning_hpc.comm.topology import Topology
 from lightning_hpc.strategies import HPCStrategy
+from lightning_hpc.strategies import hpc as hpc_module
 from tests.helpers import run_ranks
 from tests.strategies.models import Adversaries, Classifier, loader
 
@@ -204,9 +207,11 @@ def test_one_line_says_what_is_done(world_size: int, topology: Any, kwargs: dict
     assert all(other == "" for other, _, _ in others)
 
 
-def _auto_topology(rank: int, world_size: int) -> tuple[str, dict]:
+def _auto_topology(rank: int, world_size: int, found: list, compression: str) -> tuple[str, dict]:
     os.environ.update(NODE_RANK=str(rank // 2), LOCAL_RANK=str(rank % 2))
-    strategy = HPCStrategy()
+    links = [LinkSpeed(1e-5, 1e9)] * Topology.from_lists(found).depth
+    hpc_module.probe = lambda device: ProbeResult(Topology.from_lists(found, links))
+    strategy = HPCStrategy(compression=compression)
     trainer = Trainer(
         accelerator="cpu",
         devices=2,
@@ -223,10 +228,19 @@ def _auto_topology(rank: int, world_size: int) -> tuple[str, dict]:
     return str(strategy._agree_on_topology()), strategy.comm_stats.bytes_sent
 
 
-def test_auto_takes_the_nodes_from_the_launcher() -> None:
-    for topology, sent in run_ranks(_auto_topology, 4, init_gloo=False):
-        assert topology == "[[0, 1], [2, 3]]"
-        assert set(sent) == {"intra_node", "inter_node"}
+@pytest.mark.parametrize(
+    ("found", "compression", "topology", "levels"),
+    [
+        ([[0, 2], [1, 3]], "none", "[[0, 2], [1, 3]]", {"intra_node", "inter_node"}),
+        ([0, 1, 2, 3], "none", "[0, 1, 2, 3]", {"all_ranks"}),
+        # All links alike: nothing to sum before, but the codec can be used.
+        ([0, 1, 2, 3], "int8", "[[0], [1], [2], [3]]", {"inter_node"}),
+    ],
+)
+def test_auto_takes_the_nodes_that_were_measured(found: list, compression: str, topology: str, levels: set) -> None:
+    for used, sent in run_ranks(_auto_topology, 4, found, compression, init_gloo=False):
+        assert used == topology
+        assert set(sent) == levels
 
 
 def test_advice_on_unused_parameters_stays_with_hpc() -> None:
@@ -240,7 +254,8 @@ def test_registered_under_the_family_of_names() -> None:
     variants = ("", "_spawn", "_fork", "_notebook")
     names = {f"hpc{v}{u}" for v in variants for u in ("", *(f"_find_unused_parameters_{b}" for b in ("true", "false")))}
     registered = {name for name in StrategyRegistry if name.startswith("hpc")}
-    assert registered == names
+    assert registered == {*names, "hpc_compressed"}
+    assert StrategyRegistry.get("hpc_compressed")._is_tuned
     strategy = StrategyRegistry.get("hpc_fork_find_unused_parameters_true")
     assert isinstance(strategy, HPCStrategy)
     assert strategy._ddp_kwargs["find_unused_parameters"] is True
@@ -250,7 +265,7 @@ def test_registered_under_the_family_of_names() -> None:
 @pytest.mark.parametrize(
     ("kwargs", "complaint"),
     [
-        ({"compression": "int3"}, "compression='int3' is not available; choose one of: none"),
+        ({"compression": "int5"}, "compression='int5' is not available; choose one of: none"),
         ({"topology": "rack.json"}, "'rack.json' is not 'auto', 'flat' or the path of a saved topology"),
         ({"topology": [[0, 1], [1]]}, "rank 1 more than once"),
         ({"bucket_cap_mb": 0}, "bucket_cap_mb=0 must be 'auto' or a positive number of MiB"),
