@@ -66,7 +66,7 @@ class GradientReducer:
         assert dist.group.WORLD is not None, "torch.distributed is not initialised"
         self._flat = FlatAllReduce(dist.group.WORLD, stats)
         self._levels = make_levels(topology, timeout=timeout) if topology.depth > 1 else []
-        specs = {name: _describe(name, parameter) for name, parameter in (parameters or {}).items()}
+        specs = {name: ParameterSpec.of(name, parameter) for name, parameter in (parameters or {}).items()}
         self.specs = {id(parameter): specs[name] for name, parameter in (parameters or {}).items()}
         self._hierarchical: HierarchicalAllReduce | None = None
         self._planner: Planner | None = None
@@ -197,10 +197,6 @@ def _label(bucket: Sequence[ParameterSpec]) -> str:
         return "a bucket"
     names = bucket[0].name if len(bucket) == 1 else f"{bucket[0].name} … {bucket[-1].name}"
     return f"the bucket of {names}"
-
-
-def _describe(name: str, parameter: Tensor) -> ParameterSpec:
-    return ParameterSpec(name, parameter.numel(), parameter.shape[0] if parameter.dim() else 1)
 
 
 # DistributedDataParallel compares these annotations with its own types. (mypy: not every build of torch has the name.)

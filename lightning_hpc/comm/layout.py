@@ -13,6 +13,7 @@ from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 _PIECE_NUMEL = 2**18  # a large parameter is cut into pieces of 1 MiB of fp32, which slices of any size are made of
 
@@ -30,6 +31,11 @@ class ParameterSpec:
     name: str
     numel: int
     rows: int
+
+    @classmethod
+    def of(cls, name: str, parameter: Tensor) -> Self:
+        """Describes a parameter."""
+        return cls(name, parameter.numel(), parameter.shape[0] if parameter.dim() else 1)
 
 
 @dataclass(frozen=True)

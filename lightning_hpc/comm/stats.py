@@ -40,7 +40,8 @@ class CommStats:
         reductions: Backward passes whose gradients were reduced (more than `steps` when several optimizers share a
             batch, the same with gradient accumulation).
         codecs: Number of buckets sent by each codec; ``"none"`` is uncompressed.
-        fallbacks: Number of buckets that took another path than the planned one, by reason.
+        fallbacks: What took another path than the planned one, by reason: buckets that are sparse or of a dtype that no
+            codec takes, slices that are not finite or too dense.
         exposed_seconds: Seconds between the end of the backward computation and the arrival of the last reduced
             gradient, summed over `reductions`. On CUDA it lags by the steps whose events are still pending.
         decisions: What ``compression="auto"`` has decided, on rank 0.

@@ -93,7 +93,5 @@ def _make_model(options: Namespace, device: torch.device | None) -> nn.Module:
 
 def _trainable(model: nn.Module) -> list[ParameterSpec]:
     return [
-        ParameterSpec(name, parameter.numel(), parameter.shape[0] if parameter.dim() else 1)
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
+        ParameterSpec.of(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad
     ]

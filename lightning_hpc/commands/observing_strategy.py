@@ -58,9 +58,7 @@ class ObservingStrategy(HPCStrategy):
         if workload is None or not topology.links or topology.depth == 1:
             return {}
         specs = [
-            ParameterSpec(name, parameter.numel(), parameter.shape[0] if parameter.dim() else 1)
-            for name, parameter in model.named_parameters()
-            if parameter.requires_grad
+            ParameterSpec.of(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad
         ]
         costs = [CodecCost(), *(measure_codec(make_codec(name), specs, self.root_device) for name in CODEC_NAMES)]
         slice_numel = round((self._slice_mb or 4.0) * 2**18)

@@ -9,13 +9,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from jsonargparse import ArgumentParser, Namespace
-from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
-from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-from typing_extensions import override
 
 from lightning_hpc.comm.probe import probe
 from lightning_hpc.comm.probe_result import ProbeResult
+from lightning_hpc.commands.launcher import find_launcher
 from lightning_hpc.commands.topology_picture import draw_html, draw_svg
 from lightning_hpc.commands.topology_text import print_result
 
@@ -31,19 +28,6 @@ This process was not started by a launcher, so there are no other ranks to measu
 or show a saved topology:
 
   lightning-hpc topology --load FILE.json"""
-
-
-class _VariablesEnvironment(TorchElasticEnvironment):
-    """Ranks that somebody started with torch's variables, without torchrun."""
-
-    @staticmethod
-    @override
-    def detect() -> bool:
-        return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
-
-    @override
-    def local_rank(self) -> int:
-        return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -99,13 +83,13 @@ def _parser() -> ArgumentParser:
         "--seconds",
         type=float,
         default=2.0,
-        help="time after which nothing is measured any more that the grouping can do without (default: 2)",
+        help="time after which nothing is measured any more that the grouping can do without",
     )
     parser.add_argument(
         "--timeout",
         type=float,
         default=60.0,
-        help="seconds after which a rank that does not answer is an error (default: 60)",
+        help="seconds after which a rank that does not answer is an error",
     )
     return parser
 
@@ -123,7 +107,7 @@ def _load(path: str) -> ProbeResult:
 
 def _probe_as_launched(options: Namespace) -> ProbeResult | None:
     """The result on rank 0, None on the others."""
-    environment = _launcher()
+    environment = find_launcher()
     if environment is None:
         sys.exit(_LAUNCH)
     os.environ.setdefault("MASTER_ADDR", environment.main_address)
@@ -140,13 +124,6 @@ def _probe_as_launched(options: Namespace) -> ProbeResult | None:
     finally:
         dist.destroy_process_group()
     return result if rank == 0 else None
-
-
-def _launcher() -> ClusterEnvironment | None:
-    for kind in (TorchElasticEnvironment, _VariablesEnvironment, SLURMEnvironment):
-        if kind.detect():
-            return kind()
-    return None
 
 
 def _backend(wanted: str, local_rank: int) -> str:
