@@ -1,8 +1,11 @@
-"""Reads from a strategy what communication an iteration has cost."""
+"""Reads from a strategy what communication an iteration has cost, and what was decided about it."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from lightning.pytorch.strategies import Strategy
+
+from lightning_hpc.comm.stats import Decision
 
 
 class _CommStats(Protocol):
@@ -28,7 +31,8 @@ class CommMeter:
     def __init__(self, strategy: Strategy, world_size: int) -> None:
         self._stats: _CommStats | None = getattr(strategy, "comm_stats", None)
         self._without_stats = (None, None) if world_size > 1 else (0, 0)
-        self._exposed_ns = self._bytes_sent = 0
+        self._exposed_ns = self._bytes_sent = self._taken = 0
+        self._decisions: Sequence[Decision] = getattr(self._stats, "decisions", ())
         self.read()
 
     def read(self) -> tuple[int | None, int | None]:
@@ -38,3 +42,8 @@ class CommMeter:
         exposed_before, self._exposed_ns = self._exposed_ns, round(self._stats.exposed_seconds * 1e9)
         bytes_before, self._bytes_sent = self._bytes_sent, sum(self._stats.bytes_sent.values())
         return self._exposed_ns - exposed_before, self._bytes_sent - bytes_before
+
+    def take_decisions(self) -> Sequence[Decision]:
+        """What was decided since the last call."""
+        before, self._taken = self._taken, len(self._decisions)
+        return self._decisions[before:] if self._taken > before else ()

@@ -1,5 +1,6 @@
 """One recording of `StepTrace`: from the set-up of a fit to its end."""
 
+import dataclasses
 import time
 import warnings
 from typing import Any, cast
@@ -10,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning_hpc.callbacks.comm_meter import CommMeter
 from lightning_hpc.callbacks.phase_profiler import PhaseProfiler
 from lightning_hpc.trace.console import ConsoleMeans
-from lightning_hpc.trace.records import span_line, step_line
+from lightning_hpc.trace.records import decision_line, span_line, step_line
 from lightning_hpc.trace.timeline import Phase, Span, Timeline
 from lightning_hpc.trace.writer import TraceWriter
 
@@ -86,6 +87,8 @@ class StepRecorder:
         )
         self._step_before = self._step
         self._write(line)
+        for decision in self._comm.take_decisions():
+            self._write(decision_line(rank=self._rank, **dataclasses.asdict(decision)))
         if self._console is not None:
             self._console.add(charged_ns, comm_ns)
             if self._console.count >= self._trainer.log_every_n_steps:

@@ -42,9 +42,9 @@ class StepTrace(Callback):
     ==================== ==============================================================================================
 
     Start-up, the start of an epoch's loader, validation and what passes between epochs are records of type ``span``
-    (see `lightning_hpc.trace.timeline.Span`). The first line of a file is a header. A run that is started or resumed
-    gets the next attempt, the same on all ranks, so nothing is ever overwritten. Read the files with
-    `lightning_hpc.trace.read_traces`.
+    (see `lightning_hpc.trace.timeline.Span`); what ``compression="auto"`` decides is one of type ``decision``. The
+    first line of a file is a header. A run that is started or resumed gets the next attempt, the same on all ranks, so
+    nothing is ever overwritten. Read the files with `lightning_hpc.trace.read_traces`.
 
     Times are the host's (``"clock": "host"`` in the header). On CUDA the host only launches work, so a phase holds the
     launches and whatever the host waited for; no phase waits for the device on purpose.

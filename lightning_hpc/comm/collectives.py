@@ -144,17 +144,14 @@ class ExactSum:
             return None
         return self._hops.gather(self._part(tensor), tensor, even_splits(tensor.numel(), self._level.size))
 
-    def sum_now(self, tensor: Tensor) -> None:
-        """Both hops, in the stage of the second one; waits for the result."""
-        down, splits = self._level.down, even_splits(tensor.numel(), self._level.size)
-        rows, work = self._late_hops.scatter(tensor, splits, down)
-        if work is not None:
-            work.wait()
-        part = self._part(tensor)
-        part.copy_(sum_rows(rows))
-        work = self._late_hops.gather(part, tensor, splits)
-        if work is not None:
-            work.wait()
+    def start_late(self, tensor: Tensor) -> tuple[Tensor, dist.Work | None]:
+        """Starts all of a sum in the stage of the second hop: everything goes to everybody, which is seldom needed.
+
+        Returns:
+            What is to be summed by `sum_rows` once the work is done, ``[ranks, tensor.numel()]``, and the work.
+        """
+        rows = tensor.new_empty((self._level.size, tensor.numel()))
+        return rows, self._late_hops.gather(tensor, rows.view(-1), [tensor.numel()] * self._level.size)
 
     def _part(self, tensor: Tensor) -> Tensor:
         parts: list[Tensor] = tensor.split(even_splits(tensor.numel(), self._level.size))

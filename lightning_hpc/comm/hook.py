@@ -12,7 +12,7 @@ from torch.futures import Future
 
 from lightning_hpc.comm.allreduce import HierarchicalAllReduce
 from lightning_hpc.comm.codecs.codec import Codec
-from lightning_hpc.comm.exchanges import CodecExchange, ExactExchange, grain_of, make_exchange
+from lightning_hpc.comm.exchanges import CodecExchange, ExactExchange, FeedbackSettings, grain_of, make_exchange
 from lightning_hpc.comm.exposed import CudaExposedClock, ExposedClock, HostExposedClock
 from lightning_hpc.comm.flat import FlatAllReduce
 from lightning_hpc.comm.groups import destroy_levels, keep_levels_for_ever, make_levels
@@ -26,6 +26,7 @@ from lightning_hpc.comm.topology import Topology
 # Two, since a slice with a NaN or inf keeps what it has; ranks need not agree that there was one.
 _FLUSHES = 2
 
+_FEEDBACK = FeedbackSettings()
 _PACKABLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -42,7 +43,7 @@ class GradientReducer:
         stats: Where bytes, buckets and exposed time are counted.
         parameters: The module's parameters by name, in its order; needed for codecs.
         codecs: The codecs that may be used.
-        error_feedback: Whether what codecs lose is added to the next step's gradients.
+        feedback: What is done with what codecs lose.
 
     Attributes:
         specs: What describes each parameter, by the `id` of the parameter.
@@ -59,7 +60,7 @@ class GradientReducer:
         stats: CommStats,
         parameters: Mapping[str, Tensor] | None = None,
         codecs: Sequence[Codec] = (),
-        error_feedback: bool = True,
+        feedback: FeedbackSettings = _FEEDBACK,
     ) -> None:
         self._stats = stats
         self._slice_bytes = slice_bytes
@@ -85,9 +86,7 @@ class GradientReducer:
         self._exchanges: dict[str, CodecExchange] = {}
         self._grains = {codec.name: grain_of(codec) for codec in codecs}
         for codec in codecs:
-            self._exchanges[codec.name] = make_exchange(
-                codec, exact, error_feedback=error_feedback, level=outermost, stats=stats
-            )
+            self._exchanges[codec.name] = make_exchange(codec, exact, feedback=feedback, level=outermost, stats=stats)
         self.on_bucket: Callable[[int], None] | None = None
         self._codec = self._next_codec = "none"
         self._flushes_left = 0
@@ -99,6 +98,11 @@ class GradientReducer:
     def reduced_at(self) -> float | None:
         """When the last backward pass's gradients were all reduced; None on CUDA, where the host does not know."""
         return self._clock.reduced_at if isinstance(self._clock, HostExposedClock) else None
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether the next bucket goes to the backend's own all-reduce, as in plain DDP."""
+        return self._hierarchical is None or self._codec == "ddp"
 
     def use(self, codec: str) -> None:
         """Chooses the codec of the next backward passes; all ranks must do so between the same two of them.

@@ -22,6 +22,7 @@ from typing_extensions import override
 
 from lightning_hpc.comm.codec_cost import measure_codec
 from lightning_hpc.comm.codecs import Codec
+from lightning_hpc.comm.exchanges import FeedbackSettings
 from lightning_hpc.comm.hook import GradientReducer, reduce_gradients
 from lightning_hpc.comm.level_speeds import with_measured_links
 from lightning_hpc.comm.probe import probe
@@ -133,7 +134,7 @@ class HPCStrategy(DDPStrategy):
     @override
     def configure_ddp(self) -> None:
         topology = self._agreed_topology = self._agree_on_topology()
-        self._set_bucket_cap(topology)
+        self._set_bucket_cap(topology.depth == 1)
         super().configure_ddp()
         self.comm_stats = CommStats() if self._ddp_comm_hook is None else None
         if self.comm_stats is not None and self.world_size > 1:
@@ -151,6 +152,11 @@ class HPCStrategy(DDPStrategy):
             ddp_comm_hook=self._ddp_comm_hook,
             ddp_comm_wrapper=self._ddp_comm_wrapper,
         )
+
+    @override
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        self._follow_choice_with_buckets()
+        return super().training_step(*args, **kwargs)
 
     @override
     def optimizer_step(
@@ -261,12 +267,30 @@ class HPCStrategy(DDPStrategy):
             return with_measured_links(Topology.from_lists([[rank] for rank in range(self.world_size)]), found)
         return found.topology
 
-    def _set_bucket_cap(self, topology: Topology) -> None:
-        self._ddp_kwargs.pop("bucket_cap_mb", None)  # of an earlier fit
+    def _set_bucket_cap(self, is_flat: bool) -> None:
+        """Small buckets overlap better with a hierarchy; without one, DDP's own cost less."""
+        self._has_flat_buckets = is_flat
+        self._ddp_kwargs.pop("bucket_cap_mb", None)  # of an earlier choice
         if self._bucket_cap_mb is not None:
             self._ddp_kwargs["bucket_cap_mb"] = self._bucket_cap_mb
-        elif topology.depth > 1 and self._ddp_comm_hook is None:
+        elif not is_flat and self._ddp_comm_hook is None:
             self._ddp_kwargs["bucket_cap_mb"] = self._choose_bucket_cap()
+
+    def _follow_choice_with_buckets(self) -> None:
+        """Wraps the module anew where ``compression="auto"`` went to plain DDP or came back from it."""
+        if self._tuner is None or self._reducer is None or self._bucket_cap_mb is not None:
+            return
+        assert isinstance(self.model, DistributedDataParallel)
+        # While gradients accumulate, Lightning holds this very object in `no_sync`.
+        if self._reducer.is_flat == self._has_flat_buckets or not self.model.require_backward_grad_sync:
+            return
+        self._set_bucket_cap(self._reducer.is_flat)
+        module = self.model = self.model.module  # frees the old buckets before there are new ones
+        settings = self._ddp_kwargs
+        self._ddp_kwargs = {**settings, "init_sync": False}  # the ranks are equal: do not send the model again
+        self.model = self._setup_model(module)
+        self._ddp_kwargs = settings
+        self.model.register_comm_hook(self._reducer, reduce_gradients)
 
     def _choose_bucket_cap(self) -> float:
         """MiB of a bucket."""
@@ -287,7 +311,9 @@ class HPCStrategy(DDPStrategy):
             stats=stats,
             parameters=dict(self.model.module.named_parameters()),
             codecs=copy.deepcopy(self._codecs),  # what they learn belongs to this fit
-            error_feedback=self._error_feedback,
+            feedback=FeedbackSettings(
+                self._error_feedback, spares_idle=bool(self._ddp_kwargs.get("find_unused_parameters"))
+            ),
         )
         if topology.depth > 1 and self._is_tuned:
             self._tuner = self._make_tuner(self._reducer, topology, slice_bytes, stats)

@@ -5,9 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from lightning_hpc.trace.records import HEADER_KEYS, SCHEMA_NAME, SCHEMA_VERSION, SPAN_KEYS, STEP_KEYS, Record
+from lightning_hpc.trace.records import (
+    DECISION_KEYS,
+    HEADER_KEYS,
+    SCHEMA_NAME,
+    SCHEMA_VERSION,
+    SPAN_KEYS,
+    STEP_KEYS,
+    Record,
+)
 
-_KEYS = {"header": HEADER_KEYS, "step": STEP_KEYS, "span": SPAN_KEYS}
+_KEYS = {"header": HEADER_KEYS, "step": STEP_KEYS, "span": SPAN_KEYS, "decision": DECISION_KEYS}
 
 
 class TraceFileError(ValueError):
@@ -40,6 +48,11 @@ class Trace:
     def spans(self) -> list[Record]:
         """The records of time outside iterations."""
         return [record for record in self.records if record["type"] == "span"]
+
+    @property
+    def decisions(self) -> list[Record]:
+        """The records of what ``compression="auto"`` has decided."""
+        return [record for record in self.records if record["type"] == "decision"]
 
 
 def read_trace(path: str | Path) -> Trace:
@@ -108,8 +121,8 @@ def _parse(path: Path, number: int, line: bytes) -> Record:
     except ValueError as error:
         raise TraceFileError(path, number, f"the line is not JSON ({error})", _REPAIR) from None
     kind = record.get("type") if isinstance(record, dict) else None
-    if kind not in ("step", "span"):
-        raise TraceFileError(path, number, f"the line is neither a step nor a span, but {kind!r}", _REPAIR)
+    if kind not in ("step", "span", "decision"):
+        raise TraceFileError(path, number, f"the line is no step, span or decision, but {kind!r}", _REPAIR)
     _require_keys(path, number, record, kind)
     return dict(record)
 

@@ -1,7 +1,7 @@
-"""The lines of a trace file: one header, then one record an iteration and one a span of time outside iterations."""
+"""The lines of a trace file: a header, then one for each iteration, span of time outside iterations, and decision."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning_hpc.trace.timeline import Span
@@ -21,6 +21,7 @@ STEP_KEYS = (
     *("total_ms", "comm_bytes"),
 )
 SPAN_KEYS = ("name", "epoch", "rank", "start_ms", "duration_ms")
+DECISION_KEYS = ("step", "rank", "choice", "reason", "predicted_ms", "measured_ms")
 HEADER_KEYS = ("schema", "rank", "world_size", "attempt", "host", "pid", "started_at", "clock", "versions")
 
 
@@ -101,5 +102,36 @@ def span_line(span: Span, rank: int) -> bytes:
         "rank": rank,
         "start_ms": span.start_ns / 1e6,
         "duration_ms": span.duration_ns / 1e6,
+    }
+    return f"{_encode(record)}\n".encode()
+
+
+def decision_line(
+    *,
+    step: int,
+    rank: int,
+    choice: str,
+    reason: str,
+    predicted: Mapping[str, float],
+    measured: Mapping[str, float],
+) -> bytes:
+    """The line of what ``compression="auto"`` has decided.
+
+    Args:
+        step: Optimizer steps before it.
+        rank: Global rank of who decided.
+        choice: How gradients are reduced from now on.
+        reason: What speaks for it.
+        predicted: Seconds a step of each choice, by the cost model.
+        measured: Seconds a step of those that were tried.
+    """
+    record = {
+        "type": "decision",
+        "step": step,
+        "rank": rank,
+        "choice": choice,
+        "reason": reason,
+        "predicted_ms": {name: seconds * 1e3 for name, seconds in predicted.items()},
+        "measured_ms": {name: seconds * 1e3 for name, seconds in measured.items()},
     }
     return f"{_encode(record)}\n".encode()

@@ -77,3 +77,22 @@ def test_a_strategy_with_comm_stats_shows_its_communication(tmp_path: Path) -> N
         assert all(record["comm_ms"] > 0 and record["comm_bytes"] > 0 for record in trace.steps)
         assert all(isinstance(record["comm_bytes"], int) for record in trace.steps)
         assert_closed(trace)
+
+
+def fit_tuned(rank: int, world_size: int, dirpath: Path) -> None:
+    warnings.simplefilter("ignore")
+    strategy = HPCStrategy(topology=[[0], [1]], compression="auto")
+    trainer = make_trainer(StepTrace(dirpath, console=False), devices=world_size, strategy=strategy)
+    trainer.fit(Automatic(), make_loader(160))
+
+
+def test_the_rank_that_decides_writes_what_auto_has_chosen(tmp_path: Path) -> None:
+    run_ranks(fit_tuned, 2, tmp_path, init_gloo=False)
+    deciding, other = read_traces(tmp_path)
+    assert not other.decisions
+    decision = deciding.decisions[0]
+    assert decision["choice"] in decision["measured_ms"]
+    assert decision["choice"] in decision["reason"]
+    assert {"ddp", "none", "int4"} <= decision["predicted_ms"].keys()
+    before = deciding.records[deciding.records.index(decision) - 1]
+    assert before["step"] == decision["step"]

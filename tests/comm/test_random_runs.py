@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lightning_hpc.comm import exchanges, hook, layout
 from lightning_hpc.comm.codecs import CODEC_NAMES, Codec, make_codec
+from lightning_hpc.comm.exchanges import FeedbackSettings
 from lightning_hpc.comm.hook import GradientReducer
 from lightning_hpc.comm.layout import ParameterSpec
 from lightning_hpc.comm.pipeline import ThreadPipeline
@@ -100,7 +101,7 @@ class RandomRun:
             stats=hook.CommStats(),
             parameters={name: torch.empty(shape) for name, shape in self.shapes.items()},
             codecs=[_make_codec(name) for name in self.codecs if name != "none"],
-            error_feedback=rng.random() < 0.9,
+            feedback=FeedbackSettings(is_used=rng.random() < 0.9, spares_idle=rng.random() < 0.5),
         )
 
     def step(self, number: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -66,8 +66,8 @@ BAD_FILES = {
     "blank line": ([HEADER, b"\n", STEP], "a.jsonl:2: the line is not JSON .*; .*delete this line"),
     "two lines in one": ([HEADER, STEP[:-1] + STEP], "a.jsonl:2: the line is not JSON .*; .*delete this line"),
     "NaN": ([HEADER, STEP.replace(b"0.000001", b"NaN")], "a.jsonl:2: the line is not JSON .NaN is no number.; "),
-    "unknown type": ([HEADER, b'{"type":"x"}\n'], "a.jsonl:2: the line is neither a step nor a span, but 'x'; "),
-    "no object": ([HEADER, b"3\n"], "a.jsonl:2: the line is neither a step nor a span, but None; "),
+    "unknown type": ([HEADER, b'{"type":"x"}\n'], "a.jsonl:2: the line is no step, span or decision, but 'x'; "),
+    "no object": ([HEADER, b"3\n"], "a.jsonl:2: the line is no step, span or decision, but None; "),
     "step lacks": ([HEADER, without(STEP, "total_ms")], "a.jsonl:2: the step lacks total_ms; .*delete this line"),
     "span lacks": ([HEADER, without(SPAN, "name")], "a.jsonl:2: the span lacks name; .*delete this line"),
 }

@@ -2,7 +2,16 @@ import json
 
 import pytest
 
-from lightning_hpc.trace.records import HEADER_KEYS, SPAN_KEYS, STEP_KEYS, header_line, span_line, step_line
+from lightning_hpc.trace.records import (
+    DECISION_KEYS,
+    HEADER_KEYS,
+    SPAN_KEYS,
+    STEP_KEYS,
+    decision_line,
+    header_line,
+    span_line,
+    step_line,
+)
 from lightning_hpc.trace.timeline import Phase, Span
 
 TAGS = {"step": 7, "batch": 3, "epoch": 1, "rank": 2, "optimizer_steps": 1}
@@ -41,6 +50,14 @@ def test_span_and_header_lines() -> None:
     assert record["duration_ms"] == 2.5
     header = json.loads(header_line(**{key: 0 for key in HEADER_KEYS if key != "schema"}))
     assert header["schema"] == "lightning_hpc.trace/1"
+
+
+def test_a_decision_has_its_keys_and_its_times_in_milliseconds() -> None:
+    line = decision_line(step=24, rank=0, choice="int4", reason="fast", predicted={"ddp": 0.5}, measured={"int4": 0.25})
+    record = json.loads(line)
+    assert sorted(record) == sorted(("type", *DECISION_KEYS))
+    assert record["predicted_ms"] == {"ddp": 500.0}
+    assert record["measured_ms"] == {"int4": 250.0}
 
 
 def test_nan_is_refused() -> None:

@@ -2,7 +2,7 @@
 
 from lightning_hpc.comm.codecs.codec import BlockCodec, Codec, LinearCodec, SparseCodec
 from lightning_hpc.comm.exchanges.block import BlockExchange
-from lightning_hpc.comm.exchanges.coded import CodecExchange
+from lightning_hpc.comm.exchanges.coded import CodecExchange, FeedbackSettings
 from lightning_hpc.comm.exchanges.exact import ExactExchange
 from lightning_hpc.comm.exchanges.exchange import Exchange
 from lightning_hpc.comm.exchanges.linear import LinearExchange
@@ -11,13 +11,13 @@ from lightning_hpc.comm.groups import Level
 from lightning_hpc.comm.layout import Grain
 from lightning_hpc.comm.stats import CommStats
 
-__all__ = ["CodecExchange", "ExactExchange", "Exchange", "grain_of", "make_exchange"]
+__all__ = ["CodecExchange", "ExactExchange", "Exchange", "FeedbackSettings", "grain_of", "make_exchange"]
 
 _MIN_SPARSE_NUMEL = 2**12  # below that, a slice of its own costs more than it saves
 
 
 def make_exchange(
-    codec: Codec, exact: ExactExchange, *, error_feedback: bool, level: Level | None, stats: CommStats
+    codec: Codec, exact: ExactExchange, *, feedback: FeedbackSettings, level: Level | None, stats: CommStats
 ) -> CodecExchange:
     """The exchange for a codec of any of the three kinds.
 
@@ -26,7 +26,7 @@ def make_exchange(
     """
     for kind, exchange in ((BlockCodec, BlockExchange), (SparseCodec, SparseExchange), (LinearCodec, LinearExchange)):
         if isinstance(codec, kind):
-            return exchange(codec, exact, error_feedback=error_feedback, level=level, stats=stats)  # type: ignore[arg-type]
+            return exchange(codec, exact, feedback=feedback, level=level, stats=stats)  # type: ignore[arg-type]
     raise TypeError(f"{codec!r} must subclass BlockCodec, SparseCodec or LinearCodec")
 
 

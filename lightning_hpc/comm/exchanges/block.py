@@ -10,7 +10,7 @@ from typing_extensions import override
 from lightning_hpc.comm.codecs.codec import BlockCodec
 from lightning_hpc.comm.collectives import Hops, Scratch, sum_rows
 from lightning_hpc.comm.error_feedback import ErrorFeedback
-from lightning_hpc.comm.exchanges.coded import CodecExchange
+from lightning_hpc.comm.exchanges.coded import CodecExchange, FeedbackSettings
 from lightning_hpc.comm.exchanges.exact import ExactExchange
 from lightning_hpc.comm.groups import Level
 from lightning_hpc.comm.layout import Run
@@ -27,11 +27,17 @@ class BlockExchange(CodecExchange):
     """
 
     def __init__(
-        self, codec: BlockCodec, exact: ExactExchange, *, error_feedback: bool, level: Level | None, stats: CommStats
+        self,
+        codec: BlockCodec,
+        exact: ExactExchange,
+        *,
+        feedback: FeedbackSettings,
+        level: Level | None,
+        stats: CommStats,
     ) -> None:
-        super().__init__(codec, exact, error_feedback=error_feedback, level=level, stats=stats)
+        super().__init__(codec, exact, feedback=feedback, level=level, stats=stats)
         self._codec = codec
-        self._feedback_of_sums = ErrorFeedback() if error_feedback else None
+        self._feedback_of_sums = ErrorFeedback() if feedback.is_used else None
         self._preconditioner = Preconditioner(codec.block) if codec.preconditioned else None
         self._hops = Hops(level, stats) if level is not None else None
         self._packets = Scratch()
@@ -72,7 +78,7 @@ class BlockExchange(CodecExchange):
     @override
     def start_gather(self, item: Slice) -> dist.Work | None:
         if item.refused:
-            self._exact.sum_now(item.values)
+            return self._exact.start_late(item)
         if item.carried is None:
             return None
         assert self._hops is not None
@@ -85,7 +91,9 @@ class BlockExchange(CodecExchange):
 
     @override
     def finish_gather(self, item: Slice) -> None:
-        if item.carried is not None:
+        if item.refused:
+            self._exact.finish_late(item)
+        elif item.carried is not None:
             sums = self._unpack(item.carried)
             if self._preconditioner is not None and item.scale is not None:
                 self._preconditioner.update(item.plan.run, sums.mul_(item.scale), item.poisoned)
@@ -122,14 +130,15 @@ class BlockExchange(CodecExchange):
         """Packed blocks, uint8 ``[n, block_bytes]``, and what is lost; zeros where the values are not finite."""
         if not values.numel():
             return values.new_empty((0, self._codec.block_bytes), dtype=torch.uint8), None
-        corrected = self._corrected(values, feedback, run, None if is_finite is None else ~is_finite)
+        idle = self._idle(values, run)
+        corrected = self._corrected(values, feedback, run, None if is_finite is None else ~is_finite, idle)
         scale = None if item.scale is None else _within(item.scale, run, item)
         scaled = corrected if scale is None else corrected / scale
         packed = self._codec.encode(scaled.view(-1, self._codec.block))
         if feedback is None:
             return packed, None
         decoded = self._codec.decode(packed).view(-1)
-        return packed, corrected.sub_(decoded if scale is None else decoded.mul_(scale))
+        return packed, self._lost(corrected, decoded if scale is None else decoded.mul_(scale), feedback, run, idle)
 
     def _add_word(self, packed: Tensor, refuses: Tensor, item: Slice) -> Tensor:
         """Puts a byte behind each rank's packet that says whether this rank refuses to pack the slice."""

@@ -1,5 +1,7 @@
 """What all exchanges with a codec have in common: who can be packed, and what is kept for the next step."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -19,6 +21,21 @@ NON_FINITE, DENSE = -2, -1
 _REASONS = {NON_FINITE: "non_finite", DENSE: "dense"}
 
 
+@dataclass(frozen=True)
+class FeedbackSettings:
+    """What is done with what codecs lose.
+
+    Attributes:
+        is_used: Whether it is added to the next step's values.
+        spares_idle: Whether it is kept back for parameters that get no gradient in a pass. Such a parameter may be
+            unused on all ranks, and then DistributedDataParallel throws away what is delivered for it. To look for
+            them costs a pass over the gradients.
+    """
+
+    is_used: bool = True
+    spares_idle: bool = False
+
+
 class CodecExchange(Exchange):
     """Packs values, and adds what was lost to the next step's.
 
@@ -28,18 +45,19 @@ class CodecExchange(Exchange):
     Args:
         codec: Packs the values.
         exact: Takes the slices that cannot be packed.
-        error_feedback: Whether what the codec loses is added to the next step's values.
+        feedback: What is done with what the codec loses.
         level: See `Exchange`.
         stats: See `Exchange`.
     """
 
     def __init__(
-        self, codec: Codec, exact: ExactExchange, *, error_feedback: bool, level: Level | None, stats: CommStats
+        self, codec: Codec, exact: ExactExchange, *, feedback: FeedbackSettings, level: Level | None, stats: CommStats
     ) -> None:
         super().__init__(level, stats)
         self.name = codec.name
         self._exact = exact
-        self._feedback = ErrorFeedback() if error_feedback else None
+        self._feedback = ErrorFeedback() if feedback.is_used else None
+        self._spares_idle = feedback.is_used and feedback.spares_idle
 
     @override
     def agree(self, item: Slice) -> Tensor | None:
@@ -82,19 +100,47 @@ class CodecExchange(Exchange):
     def _release(self, item: Slice, feedback: ErrorFeedback, run: Run) -> None:
         residual = feedback.residual(run, item.values.device)
         place = item.buffer[run.start : run.stop]
-        if item.poisoned is None:
+        stays = _either(item.poisoned, self._idle(place, run))
+        if stays is None:
             place.add_(residual)
             residual.zero_()
         else:
-            place.add_(torch.where(item.poisoned, 0.0, residual))
-            residual.mul_(item.poisoned)
+            place.add_(residual.masked_fill(stays, 0.0))
+            residual.mul_(stays)
 
-    def _corrected(self, values: Tensor, feedback: ErrorFeedback | None, run: Run, poisoned: Tensor | None) -> Tensor:
+    def _idle(self, values: Tensor, run: Run) -> Tensor | None:
+        """For each number, whether all of its parameter's part are zero; None if nobody needs to know."""
+        if not self._spares_idle:
+            return None
+        idle = torch.zeros_like(values, dtype=torch.bool)
+        for part in run.parts:
+            place = slice(part.offset - run.start, part.offset - run.start + part.numel)
+            idle[place] = ~values[place].any()
+        return idle
+
+    def _corrected(
+        self, values: Tensor, feedback: ErrorFeedback | None, run: Run, poisoned: Tensor | None, idle: Tensor | None
+    ) -> Tensor:
         """A fresh fp32 tensor."""
         corrected = values.to(torch.float32, copy=True)
         if feedback is not None:
-            corrected.add_(feedback.residual(run, values.device))
+            residual = feedback.residual(run, values.device)
+            corrected.add_(residual if idle is None else residual.masked_fill(idle, 0.0))
         return corrected if poisoned is None else corrected.masked_fill_(poisoned, 0.0)
+
+    def _lost(
+        self, corrected: Tensor, decoded: Tensor, feedback: ErrorFeedback, run: Run, idle: Tensor | None
+    ) -> Tensor:
+        """What is to be kept; overwrites ``corrected``."""
+        lost = corrected.sub_(decoded)
+        return lost if idle is None else torch.where(idle, feedback.residual(run, lost.device), lost)
 
     def _deliver(self, values: Tensor, item: Slice) -> None:
         item.values.copy_(values if item.poisoned is None else torch.where(item.poisoned, torch.nan, values))
+
+
+def _either(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Where one of two conditions holds; None where there is none."""
+    if one is None or other is None:
+        return other if one is None else one
+    return one | other

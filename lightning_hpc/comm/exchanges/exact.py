@@ -1,10 +1,9 @@
 """Crosses the outermost level without a codec."""
 
 import torch.distributed as dist
-from torch import Tensor
 from typing_extensions import override
 
-from lightning_hpc.comm.collectives import ExactSum
+from lightning_hpc.comm.collectives import ExactSum, sum_rows
 from lightning_hpc.comm.exchanges.exchange import Exchange
 from lightning_hpc.comm.groups import Level
 from lightning_hpc.comm.slices import Slice
@@ -20,10 +19,16 @@ class ExactExchange(Exchange):
         super().__init__(level, stats)
         self._sum = ExactSum(level, stats) if level is not None else None
 
-    def sum_now(self, values: Tensor) -> None:
-        """Sums a slice that was refused, in the thread of the last stage and on its group."""
+    def start_late(self, item: Slice) -> dist.Work | None:
+        """Starts the sum of a slice that was refused after its first hop."""
         assert self._sum is not None
-        self._sum.sum_now(values)
+        item.received, work = self._sum.start_late(item.values)
+        return work
+
+    def finish_late(self, item: Slice) -> None:
+        """Called when it is done."""
+        assert item.received is not None
+        item.values.copy_(sum_rows(item.received))
 
     @override
     def start_scatter(self, item: Slice) -> dist.Work | None:

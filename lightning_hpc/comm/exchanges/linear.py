@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from lightning_hpc.comm.codecs.codec import LinearCodec, Segment
 from lightning_hpc.comm.collectives import ExactSum
-from lightning_hpc.comm.exchanges.coded import CodecExchange
+from lightning_hpc.comm.exchanges.coded import CodecExchange, FeedbackSettings
 from lightning_hpc.comm.exchanges.exact import ExactExchange
 from lightning_hpc.comm.groups import Level
 from lightning_hpc.comm.slices import Slice
@@ -18,9 +18,15 @@ class LinearExchange(CodecExchange):
     """The messages are summed exactly; everybody maps the sum back."""
 
     def __init__(
-        self, codec: LinearCodec, exact: ExactExchange, *, error_feedback: bool, level: Level | None, stats: CommStats
+        self,
+        codec: LinearCodec,
+        exact: ExactExchange,
+        *,
+        feedback: FeedbackSettings,
+        level: Level | None,
+        stats: CommStats,
     ) -> None:
-        super().__init__(codec, exact, error_feedback=error_feedback, level=level, stats=stats)
+        super().__init__(codec, exact, feedback=feedback, level=level, stats=stats)
         self._codec = codec
         self._sum = ExactSum(level, stats) if level is not None else None
 
@@ -30,11 +36,12 @@ class LinearExchange(CodecExchange):
             return None
         assert self._sum is not None
         segments = self._segments(item)
-        corrected = self._corrected(item.values, self._feedback, item.plan.run, item.poisoned)
+        run, idle = item.plan.run, self._idle(item.values, item.plan.run)
+        corrected = self._corrected(item.values, self._feedback, run, item.poisoned, idle)
         item.carried = self._codec.encode(corrected, segments)
         if self._feedback is not None:
-            lost = corrected.sub_(self._codec.decode(item.carried, segments))
-            self._feedback.keep(item.plan.run, lost, item.poisoned)
+            lost = self._lost(corrected, self._codec.decode(item.carried, segments), self._feedback, run, idle)
+            self._feedback.keep(run, lost, item.poisoned)
         item.received, work = self._sum.start_scatter(item.carried)
         return work
 

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from lightning_hpc.comm.codecs.codec import SparseCodec
 from lightning_hpc.comm.collectives import Hops, Scratch
-from lightning_hpc.comm.exchanges.coded import DENSE, CodecExchange
+from lightning_hpc.comm.exchanges.coded import DENSE, CodecExchange, FeedbackSettings
 from lightning_hpc.comm.exchanges.exact import ExactExchange
 from lightning_hpc.comm.groups import Level
 from lightning_hpc.comm.slices import Slice
@@ -19,9 +19,15 @@ class SparseExchange(CodecExchange):
     """One hop: every rank's packet to every other. Packets differ in size, which is agreed on beforehand."""
 
     def __init__(
-        self, codec: SparseCodec, exact: ExactExchange, *, error_feedback: bool, level: Level | None, stats: CommStats
+        self,
+        codec: SparseCodec,
+        exact: ExactExchange,
+        *,
+        feedback: FeedbackSettings,
+        level: Level | None,
+        stats: CommStats,
     ) -> None:
-        super().__init__(codec, exact, error_feedback=error_feedback, level=level, stats=stats)
+        super().__init__(codec, exact, feedback=feedback, level=level, stats=stats)
         self._codec = codec
         self._hops = Hops(level, stats) if level is not None else None
         self._packets = Scratch()
@@ -31,7 +37,8 @@ class SparseExchange(CodecExchange):
         word = super().agree(item)
         if word is None or int(word) < 0:
             return word
-        corrected = self._corrected(item.values, self._feedback, item.plan.run, item.poisoned)
+        idle = self._idle(item.values, item.plan.run)
+        corrected = self._corrected(item.values, self._feedback, item.plan.run, item.poisoned, idle)
         item.carried = self._codec.encode(corrected)
         return word.fill_(DENSE if item.carried is None else item.carried.numel())
 
@@ -46,8 +53,10 @@ class SparseExchange(CodecExchange):
         if packed is None:
             return None
         if self._feedback is not None:
-            corrected = self._corrected(item.values, self._feedback, item.plan.run, item.poisoned)
-            self._feedback.keep(item.plan.run, corrected.sub_(self._codec.decode(packed, corrected.numel())))
+            run, idle = item.plan.run, self._idle(item.values, item.plan.run)
+            corrected = self._corrected(item.values, self._feedback, run, item.poisoned, idle)
+            decoded = self._codec.decode(packed, corrected.numel())
+            self._feedback.keep(run, self._lost(corrected, decoded, self._feedback, run, idle))
         assert self._hops is not None
         item.carried = self._packets(sum(item.sizes), packed)
         # On the group of this stage: `down` belongs to the next one, which gathers slices that are not compressed.

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_hpc.comm.codecs import CODEC_NAMES, BlockCodec, Codec, make_codec
+from lightning_hpc.comm.exchanges import FeedbackSettings
 from lightning_hpc.comm.hook import GradientReducer
 from lightning_hpc.comm.layout import ParameterSpec
 from lightning_hpc.comm.stats import CommStats
@@ -93,7 +94,7 @@ class Engine:
         domains: list[Any],
         *,
         slice_bytes: int = 8000,
-        error_feedback: bool = True,
+        feedback: FeedbackSettings | None = None,
         codecs: Sequence[Codec] | None = None,
     ) -> None:
         self.topology = Topology.from_lists(domains)
@@ -108,7 +109,7 @@ class Engine:
             stats=self.stats,
             parameters={name: torch.empty(shape) for name, shape in SHAPES.items()},
             codecs=all_codecs() if codecs is None else codecs,
-            error_feedback=error_feedback,
+            feedback=feedback or FeedbackSettings(),
         )
 
     def step(self, codec: str, gradients: Gradients, buckets: Buckets = BUCKETS) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_hpc.comm.exchanges.coded import NON_FINITE, CodecExchange
+from lightning_hpc.comm.exchanges.coded import NON_FINITE, CodecExchange, FeedbackSettings
 from lightning_hpc.comm.layout import ParameterSpec
 from lightning_hpc.comm.topology import Topology
 from tests.comm.exchanges.engine import (
@@ -26,6 +26,7 @@ from tests.comm.exchanges.engine import (
     SINGLE_BUCKETS,
     SPECS,
     Engine,
+    flatten,
     gradients_of,
     mean_of,
     place,
@@ -105,7 +106,7 @@ def check_invariants(rank: int, domains: list[Any]) -> Problems:
 
 
 def check_without_feedback(rank: int, domains: list[Any]) -> Problems:
-    engine = Engine(domains, error_feedback=False)
+    engine = Engine(domains, feedback=FeedbackSettings(is_used=False))
     for codec in ALL_CODECS:
         first, second = (engine.step(codec, gradients_of(rank, 0)) for _ in range(2))
         if any(key.startswith("residuals") for key in engine.residuals(codec)):
@@ -171,6 +172,34 @@ def check_dtypes(rank: int, domains: list[Any]) -> Problems:
     torch.testing.assert_close(dense, want)
     if engine.stats.fallbacks["sparse"] != 1:
         yield f"sparse fallbacks: {engine.stats.fallbacks}"
+    engine.close()
+
+
+def check_idle(rank: int, domains: list[Any]) -> Problems:
+    """What is delivered for a parameter without gradient is thrown away by DDP, and yet nothing is lost."""
+    engine = Engine(domains, feedback=FeedbackSettings(spares_idle=True))
+    idle_everywhere, idle_here = ("wide.weight", "vector", "temperature"), "square.weight"
+    for codec in ALL_CODECS:
+        balance = torch.zeros(sum(spec.numel for spec in SPECS.values()), dtype=torch.float64)
+        for step in range(STEPS):
+            gradients = gradients_of(rank, step)
+            used = torch.ones_like(balance)
+            for name in idle_everywhere if step % 2 else ():
+                gradients[name].zero_()
+                used[offset_of(name) : offset_of(name) + SPECS[name].numel] = 0
+            if step == STEPS - 1 and rank == ODD:
+                gradients[idle_here].zero_()
+            arrived = engine.step(codec, gradients)
+            if not same_on_all_ranks(arrived):
+                yield f"{codec}, step {step}: ranks hold different bits"
+            given = summed(flatten(gradients).double()) / engine.world_size
+            balance += arrived.double() * used - given
+        kept = summed(place(engine.residuals(codec)))
+        for name, spec in SPECS.items():
+            part = slice(offset_of(name), offset_of(name) + spec.numel)
+            scale = gradients_of(0, 0)[name].abs().max().item() if spec.numel else 0.0
+            if spec.numel and (balance + kept)[part].abs().max().item() > 1e-4 * scale:
+                yield f"{codec}, {name}: delivered + kept differs from what was given by {(balance + kept)[part]}"
     engine.close()
 
 
@@ -390,6 +419,7 @@ SCENARIOS: dict[str, Callable[[int, list[Any]], Problems]] = {
         check_invariants,
         check_without_feedback,
         check_dtypes,
+        check_idle,
         check_non_finite,
         check_poisoned,
         check_dense,
@@ -405,7 +435,7 @@ TOPOLOGIES: list[tuple[list[Any], tuple[str, ...]]] = [
     ([[0], [1], [2]], tuple(SCENARIOS)),
     ([[0, 1], [2, 3]], ("invariants", "non_finite", "dense")),
     ([[0], [1, 2]], ("invariants", "poisoned", "flush")),
-    ([[0, 1], [2, 3, 4]], ("invariants", "bytes", "without_feedback")),
+    ([[0, 1], [2, 3, 4]], ("invariants", "idle", "bytes", "without_feedback")),
     ([[[0], [1, 2]], [[3], [4, 5]]], ("invariants", "non_finite", "dtypes")),
 ]
 
