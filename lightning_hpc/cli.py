@@ -5,10 +5,12 @@ import importlib.util
 import sys
 from pathlib import Path
 
-import lightning_hpc
-
-COMMANDS = ("topology", "bench")
-"""Modules of `lightning_hpc.commands`."""
+COMMANDS = {
+    "topology": "Measure how the ranks of a job are connected; print, save and draw it.",
+    "bench": "bench predict: will several nodes be faster than one? bench comm: measure training steps with each way of"
+    " communicating.",
+}
+"""Modules of `lightning_hpc.commands`, and a line for the help."""
 
 
 def main() -> None:
@@ -22,17 +24,8 @@ def main() -> None:
     if len(sys.argv) > 1 and sys.argv[1] in COMMANDS:
         importlib.import_module(f"lightning_hpc.commands.{sys.argv[1]}").main(sys.argv[2:])
         return
-    from lightning.pytorch.cli import LightningCLI
+    from lightning_hpc.commands.training import TrainingCLI
 
     # As for `python script.py`, so that a class_path may name a module beside the config file.
     sys.path.insert(0, str(Path.cwd()))
-    LightningCLI(
-        save_config_kwargs={"overwrite": True},  # else a second run into the same folder is refused
-        parser_kwargs={
-            "prog": "lightning-hpc",
-            "description": "Trains a LightningModule from a YAML file or from arguments, as LightningCLI does; the"
-            " strategies hpc, hpc_spawn, … and the classes of lightning_hpc are known by name. Beside the subcommands"
-            f" below there are: {', '.join(COMMANDS)} (see lightning-hpc {COMMANDS[0]} --help).",
-            "version": lightning_hpc.__version__,
-        },
-    )
+    TrainingCLI()

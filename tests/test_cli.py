@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import lightning_hpc
+from lightning_hpc.cli import main
 
 COMMAND = [str(Path(sys.executable).with_name("lightning-hpc"))]
 MODULE = [sys.executable, "-m", "lightning_hpc"]
@@ -46,7 +47,21 @@ def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("command", [COMMAND, MODULE], ids=["script", "module"])
 def test_version_and_help(command: list[str], tmp_path: Path) -> None:
     assert run([*command, "--version"], tmp_path).stdout.strip() == f"lightning-hpc {lightning_hpc.__version__}"
-    assert "fit,validate,test,predict" in run([*command, "--help"], tmp_path).stdout
+    text = " ".join(run([*command, "--help"], tmp_path).stdout.split())
+    assert "{fit,validate,test,predict,topology,bench}" in text
+    for line in ("topology Measure how the ranks", "bench bench predict: will several nodes", "bench comm: measure"):
+        assert line in text
+
+
+def test_our_commands_are_refused_after_options_of_lightnings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty.yaml").write_text("{}")
+    monkeypatch.setattr(sys, "argv", ["lightning-hpc", "--config", str(tmp_path / "empty.yaml"), "topology"])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(SystemExit):
+        main()
+    assert "topology must be the first argument" in capsys.readouterr().err
 
 
 def test_help_explains_our_arguments(tmp_path: Path) -> None:

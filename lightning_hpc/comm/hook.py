@@ -100,9 +100,9 @@ class GradientReducer:
         return self._clock.reduced_at if isinstance(self._clock, HostExposedClock) else None
 
     @property
-    def is_flat(self) -> bool:
-        """Whether the next bucket goes to the backend's own all-reduce, as in plain DDP."""
-        return self._hierarchical is None or self._codec == "ddp"
+    def codec(self) -> str:
+        """How the next bucket is reduced: see `use`."""
+        return "ddp" if self._hierarchical is None else self._codec
 
     def use(self, codec: str) -> None:
         """Chooses the codec of the next backward passes; all ranks must do so between the same two of them.

@@ -53,7 +53,14 @@ class CommStats:
     fallbacks: Counter[str] = field(default_factory=Counter)
     exposed_seconds: float = 0.0
     decisions: list[Decision] = field(default_factory=list)
-    _sent: list[SentBytes] = field(default_factory=list, repr=False)
+    _sent: list[SentBytes] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return (
+            f"CommStats(steps={self.steps}, reductions={self.reductions}, bytes_sent={self.bytes_sent},"
+            f" codecs={dict(self.codecs)}, fallbacks={dict(self.fallbacks)},"
+            f" exposed_seconds={self.exposed_seconds:.4g}, decisions={len(self.decisions)})"
+        )
 
     @property
     def bytes_sent(self) -> dict[str, int]:

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -32,6 +32,7 @@ class Topology:
         domains: The nested ranks.
         links: Speed of each level, innermost first, or empty where nobody has measured it. Topologies that group ranks
             alike are equal, whatever their speed.
+        source: The file that it was read from, or empty. Error messages name it.
 
     Raises:
         ValueError: If the ranks are not 0 … n-1, each once, all at the same depth, or there are links for other than
@@ -40,6 +41,7 @@ class Topology:
 
     domains: Domain
     links: tuple[LinkSpeed, ...] = field(default=(), compare=False)
+    source: str = field(default="", compare=False, repr=False)
 
     def __post_init__(self) -> None:
         _check_shape(self.domains)
@@ -95,7 +97,8 @@ class Topology:
             content = json.loads(file.read_text(encoding="utf-8"))
             if not isinstance(content, dict) or content.get("format") != _FORMAT:
                 raise ValueError(f'it lacks "format": "{_FORMAT}"')
-            return cls.from_lists(content.get("domains", []), [LinkSpeed(**link) for link in content.get("links", [])])
+            links = [LinkSpeed(**link) for link in content.get("links", [])]
+            return replace(cls.from_lists(content.get("domains", []), links), source=str(file))
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"{file} is not a saved topology: {error}") from error
 
@@ -145,11 +148,12 @@ class Topology:
         """Checks that the topology covers exactly the ranks of a job.
 
         Raises:
-            ValueError: If it does not; the message quotes both.
+            ValueError: If it does not; the message quotes both, and the file that the topology was read from.
         """
         if self.world_size != world_size:
+            origin = f" of {self.source}" if self.source else ""
             raise ValueError(
-                f"the topology {self} names {self.world_size} of the job's {world_size} ranks"
+                f"the topology {self}{origin} names {self.world_size} of the job's {world_size} ranks"
                 " (devices x num_nodes); it must name each of them once"
             )
 

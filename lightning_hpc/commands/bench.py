@@ -24,7 +24,8 @@ def main(args: Sequence[str] | None = None) -> None:
     )
     subcommands = parser.add_subcommands(dest="subcommand", required=True)
     for name, module in (("predict", bench_predict), ("comm", bench_comm)):
-        subcommands.add_subcommand(name, module.make_parser(), help=module.SUMMARY)
+        added = subcommands.add_subcommand(name, module.make_parser(), help=module.SUMMARY)
+        added.prog = f"{parser.prog} {name}"  # it would be called "bench [options] comm", and there are no options
     options = parser.parse_args(args)
     if options.subcommand == "predict":
         bench_predict.run(options.predict)

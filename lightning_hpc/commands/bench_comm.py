@@ -14,7 +14,7 @@ from typing import Any
 import lightning
 import torch
 from jsonargparse import ArgumentParser, Namespace
-from jsonargparse.typing import PositiveFloat, PositiveInt
+from jsonargparse.typing import PositiveInt
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.pytorch import LightningDataModule, LightningModule
 
@@ -24,12 +24,14 @@ from lightning_hpc.comm.groups import level_name
 from lightning_hpc.comm.level_speeds import with_measured_links
 from lightning_hpc.comm.probe import ProbeResult, probe
 from lightning_hpc.comm.topology import Topology
+from lightning_hpc.commands.argument_types import Positive
 from lightning_hpc.commands.bench_model import SyntheticModel
-from lightning_hpc.commands.bench_options import add_output, check_outputs, instantiate, refuse, write_outputs
+from lightning_hpc.commands.bench_options import add_class, add_output, instantiate
 from lightning_hpc.commands.comm_result import PEER
 from lightning_hpc.commands.comm_view import CommView
 from lightning_hpc.commands.launcher import find_launcher, ranks_per_node
 from lightning_hpc.commands.observing_strategy import ObservingStrategy
+from lightning_hpc.commands.output_files import check_outputs, refuse, write_outputs
 from lightning_hpc.commands.ranks import Ranks
 from lightning_hpc.commands.timed_fit import TimedFit, timed_fit
 
@@ -46,7 +48,7 @@ or, on one machine, let two processes stand for two nodes:
 
   torchrun --nproc-per-node=2 -m lightning_hpc bench comm --topology '[[0], [1]]'
 
-or emulate a cluster, as root, from a checkout:
+or emulate a cluster, as root, from a checkout (needs iproute2 and util-linux):
 
   python benchmarks/cluster.py --nodes 2 --ranks-per-node 2 --rate-mbit 200 -- python -m lightning_hpc bench comm"""
 
@@ -54,9 +56,10 @@ or emulate a cluster, as root, from a checkout:
 def make_parser() -> ArgumentParser:
     """The arguments of the subcommand."""
     parser = ArgumentParser(
-        description="Trains a model for some steps with each strategy, in turns (A B B A) and in the same processes,"
-        " and compares step times, bytes and the cost model's predictions. Start it as you start training, one process"
-        " a rank: torchrun --nnodes=2 --nproc-per-node=4 … -m lightning_hpc bench comm"
+        description="Measures which way of reducing gradients is fastest on your cluster. Trains a model for some steps"
+        " with each strategy, in turns (A B B A) and in the same processes, and compares step times, bytes and the cost"
+        " model's predictions. Start it as you start training, one process a rank: torchrun --nnodes=2"
+        " --nproc-per-node=4 … -m lightning_hpc bench comm"
     )
     parser.add_argument(
         "--strategies",
@@ -64,14 +67,16 @@ def make_parser() -> ArgumentParser:
         choices=_STRATEGIES,
         default=list(_STRATEGIES),
         metavar="NAME",
-        help=f"what to compare, of {', '.join(_STRATEGIES)}; none is hpc with exact sums, and ddp always runs",
+        help=f"what to compare, of {', '.join(_STRATEGIES)}; none is hpc with exact sums, auto lets hpc"
+        " choose, and ddp always runs",
     )
-    parser.add_argument("--steps", type=PositiveInt, default=20, help="timed steps of each fit")
-    parser.add_argument("--rounds", type=PositiveInt, default=2, help="fits of each strategy")
+    parser.add_argument("--steps", type=PositiveInt, default=20, help="timed steps of each fit, after its warm-up")
+    parser.add_argument("--rounds", type=PositiveInt, default=2, help="fits of each strategy; several show the spread")
     parser.add_argument(
         "--topology",
         default="auto",
-        help="ranks by node such as '[[0, 1], [2, 3]]', the path of a saved topology, or auto, which measures it",
+        help="ranks by node such as '[[0, 1], [2, 3]]', a file saved by lightning-hpc topology --output FILE.json, or"
+        " auto, which measures it",
     )
     _add_model(parser)
     parser.add_argument(
@@ -82,7 +87,7 @@ def make_parser() -> ArgumentParser:
     )
     parser.add_argument(
         "--timeout",
-        type=PositiveFloat,
+        type=Positive,
         default=120.0,
         help="seconds that a rank waits for another one before the strategy counts as failed",
     )
@@ -96,7 +101,7 @@ def run(options: Namespace) -> None:
     Raises:
         SystemExit: With the way out, if there is no launcher, nothing to compare, or no strategy works.
     """
-    outputs = check_outputs("comm", options.output)
+    outputs = check_outputs("bench comm", options.output)
     declared = _declared(options.topology)
     environment = find_launcher()
     if environment is None:
@@ -104,7 +109,7 @@ def run(options: Namespace) -> None:
     try:
         local_size = ranks_per_node(environment)
     except ValueError as error:
-        refuse("comm", str(error))
+        refuse("bench comm", str(error))
     os.environ.setdefault("MASTER_ADDR", environment.main_address)
     os.environ.setdefault("MASTER_PORT", str(environment.main_port))
     on_cuda = _on_cuda(options.accelerator, environment.local_rank(), local_size)
@@ -121,7 +126,7 @@ def run(options: Namespace) -> None:
 def _add_model(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--parameters",
-        type=PositiveFloat,
+        type=Positive,
         default=3.3e6,
         help="parameters of the built-in model, about: blocks of matrices with a transformer's shapes",
     )
@@ -134,17 +139,19 @@ def _add_model(parser: ArgumentParser) -> None:
         default=64,
         help="rows a sample of the built-in model; more of them are more computation, not more traffic",
     )
-    parser.add_subclass_arguments(
-        LightningModule,
+    add_class(
+        parser,
         "model",
-        required=False,
-        help="class path of a LightningModule instead of the built-in one, its arguments as --model.NAME VALUE.",
+        LightningModule,
+        "class path of a LightningModule, such as my_package.MyModel, instead of the built-in one; its arguments as"
+        " --model.NAME VALUE",
     )
-    parser.add_subclass_arguments(
-        LightningDataModule,
+    add_class(
+        parser,
         "data",
-        required=False,
-        help="class path of the LightningDataModule for --model, if that has no train_dataloader of its own.",
+        LightningDataModule,
+        "class path of the LightningDataModule for --model, if that has no train_dataloader of its own; its arguments"
+        " as --data.NAME VALUE",
     )
 
 
@@ -168,18 +175,14 @@ class _Bench:
         """Measures the links of the topology.
 
         Raises:
-            SystemExit: If that fails, or there is one domain only.
+            SystemExit: If that fails, the topology is of another job, or it has one domain only.
         """
+        self._require_all_ranks(declared)
         self._say("measuring the links between the ranks")
         outcome = self._ranks.call(self._probe)
         if outcome.error is not None:
             self._stop(f"the links could not be measured: {outcome.error}")
         self._cores = dict(outcome.values)
-        if declared is not None and declared.world_size != self._ranks.size:
-            self._stop(
-                f"--topology {declared} names {declared.world_size} of the job's {self._ranks.size} ranks; it must name"
-                " each of them once"
-            )
         self._topology = with_measured_links(declared, self._found) if declared is not None else self._found.topology
         if self._topology.depth == 1:
             example = [[rank] for rank in range(self._ranks.size)]
@@ -205,9 +208,16 @@ class _Bench:
         view = self._view(is_complete=True)
         if not view.results:
             lines = "\n".join(f"  {name}: {error}" for name, error in self._errors.items())
-            refuse("comm", f"no strategy could be measured:\n{lines}")
+            refuse("bench comm", f"no strategy could be measured:\n{lines}")
         view.print()
         write_outputs(outputs, {".json": view.to_json, ".svg": view.to_svg, ".html": view.to_html})
+
+    def _require_all_ranks(self, declared: Topology | None) -> None:
+        try:
+            if declared is not None:
+                declared.require_world_size(self._ranks.size)
+        except ValueError as error:
+            self._stop(f"--topology: {error}")
 
     def _measure(self, name: str, title: str) -> None:
         outcome = self._ranks.call(lambda: vars(self._fit(name)))
@@ -300,11 +310,24 @@ def _declared(text: str) -> Topology | None:
         return None
     try:
         return Topology.from_lists(json.loads(text)) if text.lstrip().startswith("[") else Topology.load(text)
+    except (FileNotFoundError, json.JSONDecodeError):
+        refuse(
+            "bench comm",
+            f"--topology {text} is neither auto, nor ranks by node such as '[[0, 1], [2, 3]]', nor a file that"
+            " lightning-hpc topology --output FILE.json has saved",
+        )
     except (OSError, ValueError) as error:
-        refuse("comm", f"--topology {text}: {error}; write ranks by node, for example '[[0, 1], [2, 3]]'")
+        refuse("bench comm", f"--topology {text}: {error}")
 
 
 def _on_cuda(wanted: str, local_rank: int, local_size: int) -> bool:
-    if wanted != "auto":
-        return wanted == "cuda"
-    return torch.cuda.is_available() and local_rank < torch.cuda.device_count() >= local_size
+    if wanted == "cpu":
+        return False
+    on_cuda = torch.cuda.is_available() and local_rank < torch.cuda.device_count() >= local_size
+    if wanted == "cuda" and not on_cuda:
+        refuse(
+            "bench comm",
+            f"--accelerator cuda: {local_size} ranks on this host need as many CUDA devices, and torch sees"
+            f" {torch.cuda.device_count()}; use --accelerator cpu, or start fewer ranks",
+        )
+    return on_cuda

@@ -1,10 +1,7 @@
-"""What the subcommands of ``lightning-hpc bench`` have in common: arguments, models named by class, and files."""
+"""What the subcommands of ``lightning-hpc bench`` have in common: arguments, and models named by class."""
 
-import sys
-from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from jsonargparse import ArgumentParser, Namespace
@@ -12,9 +9,7 @@ from lightning.pytorch import LightningModule
 from torch import nn
 
 from lightning_hpc.comm.layout import ParameterSpec
-
-SUFFIXES = (".json", ".svg", ".html")
-"""What ``--output`` writes."""
+from lightning_hpc.commands.output_files import refuse
 
 
 def add_output(parser: ArgumentParser, json_content: str) -> None:
@@ -28,31 +23,10 @@ def add_output(parser: ArgumentParser, json_content: str) -> None:
     )
 
 
-def check_outputs(command: str, outputs: Sequence[str]) -> list[Path]:
-    """The paths of ``--output``.
-
-    Raises:
-        SystemExit: If one of them cannot be written.
-    """
-    paths = [Path(path) for path in outputs]
-    for path in paths:
-        if path.suffix not in SUFFIXES:
-            refuse(command, f"--output {path}: its name must end with one of {', '.join(SUFFIXES)}")
-        if not path.parent.is_dir():
-            refuse(command, f"--output {path}: there is no folder {path.parent}; make it first, or name another one")
-    return paths
-
-
-def write_outputs(paths: Sequence[Path], writers: dict[str, Callable[[], str]]) -> None:
-    """Writes each file with the writer of its suffix, and says so."""
-    for path in paths:
-        path.write_text(writers[path.suffix](), encoding="utf-8")
-        print(f"wrote {path}")  # noqa: T201 (a command's output)
-
-
-def refuse(command: str, message: str) -> NoReturn:
-    """Ends the command with a message."""
-    sys.exit(f"lightning-hpc bench {command}: {message}")
+def add_class(parser: ArgumentParser, name: str, base: type, explanation: str) -> None:
+    """Adds ``--NAME CLASS_PATH`` with ``--NAME.ARGUMENT VALUE``, among the other arguments."""
+    # A group of its own would be headed by what Lightning's documentation of the class begins with.
+    parser.add_subclass_arguments(base, name, as_group=False, metavar="CLASS", help=explanation)
 
 
 def instantiate(options: Namespace, name: str, base: type) -> Any:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 from jsonargparse import ArgumentParser, Namespace
-from jsonargparse.typing import NonNegativeFloat, PositiveFloat, PositiveInt
+from jsonargparse.typing import PositiveInt
 from lightning.pytorch import LightningModule
 
 from lightning_hpc.comm.codec_cost import measure_codec
@@ -14,9 +14,11 @@ from lightning_hpc.comm.cost_model import CodecCost
 from lightning_hpc.comm.layout import ParameterSpec
 from lightning_hpc.comm.link_speed import LinkSpeed, format_seconds
 from lightning_hpc.comm.topology import Topology
-from lightning_hpc.commands.bench_options import add_output, check_outputs, count_parameters, refuse, write_outputs
+from lightning_hpc.commands.argument_types import NonNegative, Positive
+from lightning_hpc.commands.bench_options import add_class, add_output, count_parameters
 from lightning_hpc.commands.forecast import Job, forecast
 from lightning_hpc.commands.forecast_view import ForecastView
+from lightning_hpc.commands.output_files import check_outputs, refuse, write_outputs
 
 SUMMARY = "predict whether several nodes will be faster than one, before a job is paid for"
 
@@ -24,6 +26,7 @@ _HEADERS = 1.046  # TCP over Ethernet at an MTU of 1500: bytes on the wire for e
 _NETWORK_LATENCY_US = 50.0
 _NODE_MBIT, _NODE_LATENCY_US = 100_000.0, 10.0
 _OPTIMIZER_SHARE = 0.05  # of --compute-ms
+_MOST_RANKS = 100_000  # more take minutes
 _SIDE = 1024  # of the matrices that --parameters stands for
 
 
@@ -37,15 +40,17 @@ def make_parser() -> ArgumentParser:
     _add_cluster(parser)
     _add_model(parser)
     _add_times(parser)
-    parser.add_argument("--nodes", type=PositiveInt, nargs="+", default=[1, 2, 4, 8], help="numbers of nodes")
+    parser.add_argument(
+        "--nodes", type=PositiveInt, nargs="+", default=[1, 2, 4, 8], help="numbers of nodes to compare"
+    )
     parser.add_argument(
         "--bucket-mb",
-        type=PositiveFloat,
+        type=Positive,
         default=None,
         help="MiB of a bucket of gradients; if not given,"
         " 25 for ddp and a fifth of the model, from 2 to 25, for hpc, as the strategies have it",
     )
-    parser.add_argument("--slice-mb", type=PositiveFloat, default=4.0, help="MiB of a slice of hpc")
+    parser.add_argument("--slice-mb", type=Positive, default=4.0, help="MiB of a slice of hpc")
     parser.add_argument(
         "--codec-time",
         choices=("measured", "none"),
@@ -63,7 +68,7 @@ def run(options: Namespace) -> None:
     Raises:
         SystemExit: With the way out, if the arguments contradict each other or something is missing.
     """
-    outputs = check_outputs("predict", options.output)
+    outputs = check_outputs("bench predict", options.output)
     assumptions: list[str] = []
     topology = _topology(options, assumptions)
     forward, backward, optimizer = _times(options, assumptions)
@@ -95,26 +100,26 @@ def _add_cluster(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--network-mbit",
-        type=PositiveFloat,
+        type=Positive,
         default=None,
         help="nominal speed of a node's network link in Mbit/s, of which TCP's headers take 4.6 %; replaces that of"
         " --topology",
     )
     parser.add_argument(
         "--network-latency-us",
-        type=PositiveFloat,
+        type=Positive,
         default=None,
         help=f"µs that a small message takes to another node, one way; {_NETWORK_LATENCY_US:g} if not given",
     )
     parser.add_argument(
         "--node-mbit",
-        type=PositiveFloat,
+        type=Positive,
         default=None,
         help=f"payload between two ranks of a node in Mbit/s; {_NODE_MBIT:g}, about PCIe 4.0, if not given",
     )
     parser.add_argument(
         "--node-latency-us",
-        type=PositiveFloat,
+        type=Positive,
         default=None,
         help=f"µs that a small message takes within a node; {_NODE_LATENCY_US:g} if not given",
     )
@@ -123,16 +128,16 @@ def _add_cluster(parser: ArgumentParser) -> None:
 def _add_model(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--parameters",
-        type=PositiveFloat,
+        type=Positive,
         default=None,
         help="number of trainable parameters, such as 125e6; instead of --model",
     )
-    parser.add_subclass_arguments(
-        LightningModule,
+    add_class(
+        parser,
         "model",
-        required=False,
-        help="class path of a LightningModule, such as my_package.MyModel, whose parameters are counted; its arguments"
-        " as --model.NAME VALUE.",
+        LightningModule,
+        "class path of a LightningModule, such as my_package.MyModel, whose parameters are counted; its arguments as"
+        " --model.NAME VALUE",
     )
 
 
@@ -144,13 +149,13 @@ def _add_times(parser: ArgumentParser) -> None:
     ):
         parser.add_argument(
             f"--{phase}-ms",
-            type=NonNegativeFloat,
+            type=NonNegative,
             default=None,
             help=f"ms that {what} on one rank; StepTrace's records have it as {phase}_ms",
         )
     parser.add_argument(
         "--compute-ms",
-        type=PositiveFloat,
+        type=Positive,
         default=None,
         help="ms of a whole step on one rank without communication, instead of the three above: split into forward and"
         f" backward as 1 to 2, with {100 * _OPTIMIZER_SHARE:g} % for the optimizer",
@@ -163,12 +168,16 @@ def _topology(options: Namespace, assumptions: list[str]) -> Topology:
         ranks, node, network = _from_file(options)
     elif options.ranks_per_node is None or options.network_mbit is None:
         refuse(
-            "predict",
+            "bench predict",
             "the cluster is not known: give --topology FILE.json (lightning-hpc topology --output FILE.json measures"
             " it) or --ranks-per-node and --network-mbit, for example --ranks-per-node 8 --network-mbit 10000",
         )
     else:
         ranks, node, network = options.ranks_per_node, None, None
+    if max(options.nodes) * ranks > _MOST_RANKS:
+        refuse(
+            "bench predict", f"--nodes {max(options.nodes)} of {ranks} ranks: no more than {_MOST_RANKS} ranks in all"
+        )
     network = _network(options, network)
     if ranks > 1 and node is None and options.node_mbit is None:
         assumptions.append(
@@ -183,20 +192,22 @@ def _from_file(options: Namespace) -> tuple[int, LinkSpeed | None, LinkSpeed | N
     """Ranks a node, and the speeds within and between nodes where the file has them."""
     path = options.topology
     if options.ranks_per_node is not None:
-        refuse("predict", f"--ranks-per-node {options.ranks_per_node} contradicts --topology {path}; leave one out")
+        refuse(
+            "bench predict", f"--ranks-per-node {options.ranks_per_node} contradicts --topology {path}; leave one out"
+        )
     if not Path(path).is_file():
         refuse(
-            "predict",
+            "bench predict",
             f"--topology {path}: there is no such file; lightning-hpc topology --output {path} makes it, or describe"
             " the cluster with --ranks-per-node and --network-mbit",
         )
     try:
         topology = Topology.load(path)
     except ValueError as error:
-        refuse("predict", f"--topology {path}: {error}")
+        refuse("bench predict", f"--topology {path}: {error}")
     if topology.depth > 2:
         refuse(
-            "predict",
+            "bench predict",
             f"--topology {path} has {topology.depth} levels, and nodes of one network are what can be added or taken"
             " away here; describe a node with --ranks-per-node, --network-mbit and --node-mbit instead",
         )
@@ -209,7 +220,7 @@ def _from_file(options: Namespace) -> tuple[int, LinkSpeed | None, LinkSpeed | N
 def _network(options: Namespace, measured: LinkSpeed | None) -> LinkSpeed:
     if measured is None and options.network_mbit is None:
         refuse(
-            "predict",
+            "bench predict",
             f"--topology {options.topology} has no speed between nodes; give it with --network-mbit, for example"
             " --network-mbit 10000",
         )
@@ -236,7 +247,8 @@ def _times(options: Namespace, assumptions: list[str]) -> tuple[float, float, fl
     if options.compute_ms is not None:
         if any(part is not None for part in parts):
             refuse(
-                "predict", "--compute-ms is the sum of --forward-ms, --backward-ms and --optimizer-ms; leave one out"
+                "bench predict",
+                "--compute-ms is the sum of --forward-ms, --backward-ms and --optimizer-ms; leave one out",
             )
         optimizer = _OPTIMIZER_SHARE * options.compute_ms
         forward = (options.compute_ms - optimizer) / 3
@@ -247,21 +259,21 @@ def _times(options: Namespace, assumptions: list[str]) -> tuple[float, float, fl
         )
     if parts[0] is None or parts[1] is None:
         refuse(
-            "predict",
+            "bench predict",
             "the time of a step is not known: give --forward-ms and --backward-ms (and --optimizer-ms), or"
             " --compute-ms. Train some steps on one rank with the callback StepTrace to see them",
         )
     forward, backward, optimizer = (1e-3 * (part or 0.0) for part in parts)
     if forward + backward <= 0:
-        refuse("predict", "--forward-ms 0 with --backward-ms 0: a step must take some time")
+        refuse("bench predict", "--forward-ms 0 with --backward-ms 0: a step must take some time")
     return forward, backward, optimizer
 
 
 def _specs(options: Namespace, assumptions: list[str]) -> list[ParameterSpec]:
     if (options.parameters is None) == (options.model is None):
-        refuse("predict", "give the model's size, either as --parameters 125e6 or as --model my_package.MyModel")
+        refuse("bench predict", "give the model's size, either as --parameters 125e6 or as --model my_package.MyModel")
     if options.model is not None:
-        specs = count_parameters(options, "predict")
+        specs = count_parameters(options, "bench predict")
         assumptions.append(
             f"{options.model.class_path} has {sum(spec.numel for spec in specs):,} trainable parameters; gradients are"
             " taken to be fp32."

@@ -2,7 +2,7 @@
 
 import itertools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lightning_hpc.comm.collectives import ring_bytes
@@ -27,7 +27,8 @@ class CommResult:
         speedup: Median step of plain DDP divided by this one's, or None without DDP.
         speedup_range: The smallest and largest ratio of the medians of two rounds; None for DDP itself.
         sent_bytes: Payload in a step by level, of the rank that sends most there.
-        exposed_share: What of a step waits for communication, the mean over ranks; None where nobody measures it.
+        exposed_share: What of the time of all timed steps, on all ranks, is spent waiting for communication; None where
+            nobody measures it.
         predicted_seconds: By the cost model, from what the fastest strategy computes; None where it says nothing.
         prediction_error: Predicted by measured step time, less one.
     """
@@ -59,7 +60,6 @@ def _summarize(name: str, rounds: Rounds, predicted: Mapping[str, float], world_
     medians, median = _medians(rounds[name])
     peers, peer = _medians(rounds[PEER]) if rounds.get(PEER) else ((), None)
     choice = tuple(dict.fromkeys(fits[0].choice for fits in rounds[name] if fits[0].choice))
-    exposed = [fit.exposed_seconds for fits in rounds[name] for fit in fits if fit.exposed_seconds is not None]
     expected = predicted.get(choice[-1] if choice else name)
     return CommResult(
         strategy=name,
@@ -69,7 +69,7 @@ def _summarize(name: str, rounds: Rounds, predicted: Mapping[str, float], world_
         speedup=peer / median if peer is not None else None,
         speedup_range=(min(peers) / max(medians), max(peers) / min(medians)) if peers and name != PEER else None,
         sent_bytes=_sent(name, rounds[name][-1], world_size),
-        exposed_share=statistics.mean(exposed) / median if exposed else None,
+        exposed_share=_exposed_share(itertools.chain(*rounds[name])),
         predicted_seconds=expected,
         prediction_error=expected / median - 1 if expected is not None else None,
     )
@@ -79,6 +79,13 @@ def _medians(fits: Sequence[Sequence[TimedFit]]) -> tuple[tuple[float, ...], flo
     """Of each round, and of all steps."""
     steps = [ranks[0].step_seconds for ranks in fits]
     return tuple(statistics.median(seconds) for seconds in steps), statistics.median(itertools.chain(*steps))
+
+
+def _exposed_share(fits: Iterable[TimedFit]) -> float | None:
+    """Means by means: the mean wait may be longer than the median step, which slow steps hardly move."""
+    measured = [(fit.exposed_seconds, fit.step_seconds) for fit in fits if fit.exposed_seconds is not None]
+    steps = sum(statistics.mean(seconds) for _, seconds in measured)
+    return sum(exposed for exposed, _ in measured) / steps if measured else None
 
 
 def _median_predictions(rounds: Rounds) -> dict[str, float]:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from lightning_hpc.comm.link_speed import format_seconds, three_digits
 from lightning_hpc.commands.comm_result import CommResult, Rounds, summarize
+from lightning_hpc.commands.terminal import terminal
 from lightning_hpc.report.bar_chart import Bar, BarChart
 from lightning_hpc.report.page import page, paragraphs, table
 
@@ -19,7 +20,8 @@ _FORMAT = "lightning_hpc.bench_comm/1"
 _COLUMNS = ("strategy", "step", "over ddp", "(rounds)", "a rank sends", "exposed", "predicted", "error")
 _NOTES = (
     "step: median over all timed steps; over ddp: ratio of the medians, with the spread over pairs of rounds.",
-    "a rank sends: payload a step, of the rank that sends most; that of ddp is the ring's, which nobody counts.",
+    "a rank sends: payload a step in the last round, of the rank that sends most; ddp's is the ring's, uncounted.",
+    "exposed: share of all timed steps' time that is spent waiting for gradients; ddp does not measure it.",
     "predicted: by the cost model from the fastest strategy's steps, measured link speeds and codec times.",
     "error: predicted / step - 1.",
 )
@@ -52,9 +54,7 @@ class CommView:
         Args:
             console: Where to; standard output if None.
         """
-        console = console or Console(highlight=False)
-        if not console.is_terminal:
-            console.width = 1000  # a pipe has no width, and lines are easier to find whole
+        console = terminal(console)
         console.print(Text("\n".join(self._headlines())))
         shown = Table(box=SIMPLE_HEAD)
         for column in _COLUMNS:

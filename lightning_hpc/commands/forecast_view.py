@@ -13,6 +13,7 @@ from lightning_hpc.comm.cost_model import CodecCost
 from lightning_hpc.comm.link_speed import format_seconds, three_digits
 from lightning_hpc.comm.topology import Topology
 from lightning_hpc.commands.forecast import Job, Outlook, best, verdicts
+from lightning_hpc.commands.terminal import terminal
 from lightning_hpc.report.line_chart import LineChart
 from lightning_hpc.report.page import page, paragraphs, table
 
@@ -44,9 +45,7 @@ class ForecastView:
         Args:
             console: Where to; standard output if None.
         """
-        console = console or Console(highlight=False)
-        if not console.is_terminal:
-            console.width = 1000  # a pipe has no width, and lines are easier to find whole
+        console = terminal(console)
         for sentence in self.assumptions:
             console.print(Text(f"- {sentence}"))
         console.print(self._table())

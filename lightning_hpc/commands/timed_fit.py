@@ -29,7 +29,8 @@ class TimedFit:
         step_seconds: Duration of each timed step.
         gradients: Numbers that are reduced in a step.
         sent_bytes: Payload that this rank sent in a step, by level; empty where the strategy does not count.
-        exposed_seconds: What of a step waited for communication, or None where nobody measures it.
+        exposed_seconds: What of a step waited for communication, the mean over the timed ones; None where nobody
+            measures it.
         choice: What ``compression="auto"`` had decided before the timed steps; empty for other strategies.
         predicted: What the cost model says of each choice, after steps of a fixed one.
         decisions: All that ``compression="auto"`` decided, on rank 0.
@@ -104,7 +105,7 @@ class _StepTimer(Callback):
         self._ends: list[float] = []
         self._stats: CommStats | None = None
         self._sent_before: Counter[str] = Counter()
-        self._exposed_before, self._reductions_before = 0.0, 0
+        self._exposed_before = 0.0
         self.choice = ""
 
     @override
@@ -148,8 +149,7 @@ class _StepTimer(Callback):
     def exposed_seconds(self) -> float | None:
         if self._stats is None:
             return None
-        reductions = self._stats.reductions - self._reductions_before
-        return (self._stats.exposed_seconds - self._exposed_before) / max(reductions, 1)
+        return (self._stats.exposed_seconds - self._exposed_before) / self._steps
 
     def decisions(self) -> list[dict[str, Any]]:
         return [vars(decision) for decision in self._stats.decisions] if self._stats is not None else []
@@ -158,7 +158,6 @@ class _StepTimer(Callback):
         if self._stats is not None:
             self._sent_before = Counter(self._stats.bytes_sent)
             self._exposed_before = self._stats.exposed_seconds
-            self._reductions_before = self._stats.reductions
 
     def _look(self, device: torch.device) -> bool:
         """Whether rank 0, which alone knows, has seen a decision."""

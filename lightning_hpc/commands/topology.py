@@ -12,11 +12,11 @@ from jsonargparse import ArgumentParser, Namespace
 
 from lightning_hpc.comm.probe import probe
 from lightning_hpc.comm.probe_result import ProbeResult
+from lightning_hpc.commands.argument_types import NonNegative, Positive
 from lightning_hpc.commands.launcher import find_launcher
+from lightning_hpc.commands.output_files import check_outputs, refuse
 from lightning_hpc.commands.topology_picture import draw_html, draw_svg
 from lightning_hpc.commands.topology_text import print_result
-
-_SUFFIXES = (".json", ".svg", ".html")
 
 _LAUNCH = """\
 This process was not started by a launcher, so there are no other ranks to measure. Start one process a rank:
@@ -36,14 +36,8 @@ def main(args: Sequence[str] | None = None) -> None:
     Raises:
         SystemExit: With the way out, if the arguments or the launcher's variables are not as they must be.
     """
-    parser = _parser()
-    options = parser.parse_args(args)
-    outputs = [Path(path) for path in options.output]
-    for path in outputs:
-        if path.suffix not in _SUFFIXES:
-            parser.error(f"--output {path}: its name must end with one of {', '.join(_SUFFIXES)}")
-        if not path.parent.is_dir():
-            parser.error(f"--output {path}: there is no folder {path.parent}")
+    options = _parser().parse_args(args)
+    outputs = check_outputs("topology", options.output)
     if options.load is not None:
         result: ProbeResult | None = _load(options.load)
     else:
@@ -81,13 +75,13 @@ def _parser() -> ArgumentParser:
     )
     parser.add_argument(
         "--seconds",
-        type=float,
+        type=NonNegative,
         default=2.0,
         help="time after which nothing is measured any more that the grouping can do without",
     )
     parser.add_argument(
         "--timeout",
-        type=float,
+        type=Positive,
         default=60.0,
         help="seconds after which a rank that does not answer is an error",
     )
@@ -96,13 +90,11 @@ def _parser() -> ArgumentParser:
 
 def _load(path: str) -> ProbeResult:
     if not Path(path).is_file():
-        sys.exit(
-            f"lightning-hpc topology: --load {path}: there is no such file; --output {path} of a measurement makes it"
-        )
+        refuse("topology", f"--load {path}: there is no such file; --output FILE.json of a measurement makes one")
     try:
         return ProbeResult.load(path)
     except (OSError, ValueError) as error:
-        sys.exit(f"lightning-hpc topology: --load {path}: {error}")
+        refuse("topology", f"--load {path}: {error}")
 
 
 def _probe_as_launched(options: Namespace) -> ProbeResult | None:
@@ -127,9 +119,14 @@ def _probe_as_launched(options: Namespace) -> ProbeResult | None:
 
 
 def _backend(wanted: str, local_rank: int) -> str:
-    if wanted != "auto":
-        return wanted
-    return "nccl" if torch.cuda.is_available() and local_rank < torch.cuda.device_count() else "gloo"
+    has_device = torch.cuda.is_available() and local_rank < torch.cuda.device_count()
+    if wanted == "nccl" and not has_device:
+        refuse(
+            "topology",
+            f"--backend nccl: rank {local_rank} of this host has no CUDA device, of which torch sees"
+            f" {torch.cuda.device_count()}; use --backend gloo, or start fewer ranks",
+        )
+    return "nccl" if has_device and wanted != "gloo" else "gloo"
 
 
 def _write(result: ProbeResult, path: Path) -> None:

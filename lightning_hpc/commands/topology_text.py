@@ -8,9 +8,9 @@ from rich.text import Text
 from lightning_hpc.comm.groups import level_name
 from lightning_hpc.comm.link_speed import format_bits_per_second, format_bytes_per_second, format_seconds, three_digits
 from lightning_hpc.comm.probe_result import ProbeResult
+from lightning_hpc.commands.terminal import terminal
 
 _MOST_COLUMNS = 16
-_COLUMN_WIDTH = 8
 
 
 def print_result(result: ProbeResult, console: Console | None = None) -> None:
@@ -20,10 +20,7 @@ def print_result(result: ProbeResult, console: Console | None = None) -> None:
         result: What to print.
         console: Where to; standard output if None.
     """
-    console = console or Console(highlight=False)
-    if not console.is_terminal:
-        # A pipe has no width; tables must not be cut to 80 columns there.
-        console.width = max(console.width, _COLUMN_WIDTH * (result.topology.world_size + 2))
+    console = terminal(console)
     console.print(Text(result.topology.render(result.host_names)))
     if result.links:
         console.print("\nSpeed of the levels, innermost first, of one transfer at a time:")

@@ -4,12 +4,14 @@ import difflib
 import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from lightning_hpc.comm.codecs import CODEC_NAMES, BlockCodec, Codec, make_codec
+from lightning_hpc.comm.codecs.arguments import require_number
 from lightning_hpc.comm.topology import Topology
 
 AUTO_CODECS = ("bf16", "int8", "int4", "int3")
@@ -29,6 +31,22 @@ def choose_bucket_mib(model_bytes: float) -> float:
     models from buckets that are all latency, or many hundred. See docs/communication.md.
     """
     return min(max(model_bytes / _BUCKETS / 2**20, _MIN_BUCKET_MIB), _MAX_BUCKET_MIB)
+
+
+def choose_buckets(codec: str, model_bytes: float) -> dict[str, Any]:
+    """The arguments of DistributedDataParallel for ``bucket_cap_mb="auto"``.
+
+    Where exact sums wait for the network, two smaller buckets in front let it begin earlier, which is worth 3 % at
+    200 Mbit/s; with a codec, handling them costs what they bring. The flat all-reduce is best in DDP's own buckets.
+
+    Args:
+        codec: How gradients are reduced, as for `GradientReducer.use`.
+        model_bytes: Of all gradients.
+    """
+    cap = choose_bucket_mib(model_bytes)
+    if codec == "ddp":
+        return {}
+    return {"bucket_cap_mb_list": [cap / 5, 2 * cap / 5, cap]} if codec == "none" else {"bucket_cap_mb": cap}
 
 
 def require_known(kwargs: dict[str, Any], constructors: Iterable[Callable[..., Any]]) -> None:
@@ -68,6 +86,9 @@ def _require_sound(codec: Codec) -> None:
     if not isinstance(codec.name, str) or codec.name in ("", "none", "ddp", "auto"):
         raise ValueError(f"{codec!r} is called {codec.name!r}; give it a name that is not taken")
     if isinstance(codec, BlockCodec):
+        for size in ("block", "block_bytes"):
+            value = getattr(codec, size, None)
+            require_number(f"{codec.name}.{size}", value, "an integer of at least 1", lambda one: one >= 1, Integral)
         zeros = torch.zeros(2, codec.block)
         packed = codec.encode(zeros)
         if packed.shape != (2, codec.block_bytes) or packed.dtype != torch.uint8:

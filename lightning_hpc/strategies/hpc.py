@@ -30,7 +30,7 @@ from lightning_hpc.comm.stats import CommStats
 from lightning_hpc.comm.topology import Topology
 from lightning_hpc.comm.tuner import CodecTuner
 from lightning_hpc.strategies.arguments import (
-    choose_bucket_mib,
+    choose_buckets,
     parse_compression,
     parse_mebibytes,
     parse_topology,
@@ -64,7 +64,8 @@ class HPCStrategy(DDPStrategy):
             ``"auto"`` measures what is fastest here: plain DDP, exact sums, bf16, int8, int4 or int3.
         error_feedback: Whether what a codec loses is added to the next step's gradients.
         bucket_cap_mb: Gradients are reduced in buckets of this many MiB while backward still runs; ``"auto"`` is a
-            fifth of the model, from 2 to 25, over several nodes and DDP's own default otherwise.
+            fifth of the model, from 2 to 25, over several nodes, with two smaller ones first where sums are exact, and
+            DDP's own default otherwise.
         slice_mb: MiB of a bucket that move through the levels together; ``"auto"`` is 4.
         **kwargs: Everything `DDPStrategy` and `DistributedDataParallel` take. A ``ddp_comm_hook`` replaces the
             hierarchy, on every device.
@@ -97,7 +98,10 @@ class HPCStrategy(DDPStrategy):
         self._is_tuned = isinstance(compression, str) and compression == "auto"
         self._error_feedback = error_feedback
         self._topology = parse_topology(topology)
-        self._bucket_cap_mb = parse_mebibytes("bucket_cap_mb", bucket_cap_mb)
+        cap = parse_mebibytes("bucket_cap_mb", bucket_cap_mb)
+        if cap is not None:
+            self._ddp_kwargs["bucket_cap_mb"] = cap
+        self._has_own_buckets = cap is not None or "bucket_cap_mb_list" in kwargs
         self._slice_mb = parse_mebibytes("slice_mb", slice_mb)
         self._reducer: GradientReducer | None = None
         self._tuner: CodecTuner | None = None
@@ -134,7 +138,7 @@ class HPCStrategy(DDPStrategy):
     @override
     def configure_ddp(self) -> None:
         topology = self._agreed_topology = self._agree_on_topology()
-        self._set_bucket_cap(topology.depth == 1)
+        self._set_buckets("ddp" if topology.depth == 1 else self._codecs[0].name if self._codecs else "none")
         super().configure_ddp()
         self.comm_stats = CommStats() if self._ddp_comm_hook is None else None
         if self.comm_stats is not None and self.world_size > 1:
@@ -267,37 +271,34 @@ class HPCStrategy(DDPStrategy):
             return with_measured_links(Topology.from_lists([[rank] for rank in range(self.world_size)]), found)
         return found.topology
 
-    def _set_bucket_cap(self, is_flat: bool) -> None:
-        """Small buckets overlap better with a hierarchy; without one, DDP's own cost less."""
-        self._has_flat_buckets = is_flat
-        self._ddp_kwargs.pop("bucket_cap_mb", None)  # of an earlier choice
-        if self._bucket_cap_mb is not None:
-            self._ddp_kwargs["bucket_cap_mb"] = self._bucket_cap_mb
-        elif not is_flat and self._ddp_comm_hook is None:
-            self._ddp_kwargs["bucket_cap_mb"] = self._choose_bucket_cap()
+    def _set_buckets(self, codec: str) -> None:
+        """Sets the size of DistributedDataParallel's buckets to what is best with a codec."""
+        self._bucketed_for = codec
+        if self._has_own_buckets or self._ddp_comm_hook is not None:
+            return
+        assert self.model is not None
+        trained = (parameter for parameter in self.model.parameters() if parameter.requires_grad)
+        for name in ("bucket_cap_mb", "bucket_cap_mb_list"):  # of an earlier choice
+            self._ddp_kwargs.pop(name, None)
+        numel = sum(parameter.numel() * parameter.element_size() for parameter in trained)
+        self._ddp_kwargs.update(choose_buckets(codec, numel))
 
     def _follow_choice_with_buckets(self) -> None:
-        """Wraps the module anew where ``compression="auto"`` went to plain DDP or came back from it."""
-        if self._tuner is None or self._reducer is None or self._bucket_cap_mb is not None:
+        """Wraps the module anew where ``compression="auto"`` goes to plain DDP or exact sums, or leaves them."""
+        if self._tuner is None or self._reducer is None or self._has_own_buckets:
             return
         assert isinstance(self.model, DistributedDataParallel)
+        codec, former = ({"ddp", "none"} & {name} for name in (self._reducer.codec, self._bucketed_for))
         # While gradients accumulate, Lightning holds this very object in `no_sync`.
-        if self._reducer.is_flat == self._has_flat_buckets or not self.model.require_backward_grad_sync:
+        if codec == former or not self.model.require_backward_grad_sync:
             return
-        self._set_bucket_cap(self._reducer.is_flat)
         module = self.model = self.model.module  # frees the old buckets before there are new ones
+        self._set_buckets(self._reducer.codec)
         settings = self._ddp_kwargs
         self._ddp_kwargs = {**settings, "init_sync": False}  # the ranks are equal: do not send the model again
         self.model = self._setup_model(module)
         self._ddp_kwargs = settings
         self.model.register_comm_hook(self._reducer, reduce_gradients)
-
-    def _choose_bucket_cap(self) -> float:
-        """MiB of a bucket."""
-        assert self.model is not None
-        trained = (parameter for parameter in self.model.parameters() if parameter.requires_grad)
-        total = sum(parameter.numel() * parameter.element_size() for parameter in trained)
-        return choose_bucket_mib(total)
 
     def _register_hook(self, topology: Topology, stats: CommStats) -> None:
         """Registers the gradient hook, on every device."""

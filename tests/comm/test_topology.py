@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,16 @@ def test_wrong_input_is_quoted_and_the_way_out_shown(domains: Any, complaint: st
 def test_wrong_world_size_quotes_both() -> None:
     with pytest.raises(ValueError, match=r"\[\[0, 1\], \[2, 3\]\] names 4 of the job's 8 ranks"):
         Topology.from_lists([[0, 1], [2, 3]]).require_world_size(8)
+
+
+def test_wrong_world_size_names_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.json"
+    Topology.from_lists([[0, 1], [2, 3]]).save(file)
+    loaded = Topology.load(file)
+    loaded.require_world_size(4)
+    with pytest.raises(ValueError, match=rf"\[2, 3\]\] of {re.escape(str(file))} names 4 of the job's 8 ranks"):
+        loaded.require_world_size(8)
+    assert "cluster.json" not in json.dumps(loaded.to_json())
 
 
 def test_saved_and_loaded(tmp_path: Path) -> None:

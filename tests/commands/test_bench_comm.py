@@ -5,8 +5,10 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
 
+from lightning_hpc.comm.topology import Topology
 from lightning_hpc.commands.bench import main
 from tests.helpers import run_ranks
 
@@ -82,6 +84,20 @@ def test_a_strategy_that_fails_costs_only_its_own_results(tmp_path: Path) -> Non
     assert "&lt;not&gt; here" in file.read_text()
 
 
+def test_a_saved_topology_of_another_job_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.json"
+    Topology.from_lists([[0, 1], [2, 3]]).save(file)
+    (printed, said), _ = run_ranks(_run, 2, ["--topology", str(file), *TINY], init_gloo=False)
+    assert f"--topology: the topology [[0, 1], [2, 3]] of {file} names 4 of the job's 2 ranks" in printed
+    assert "measuring" not in said
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has what is to be missing")
+def test_cuda_where_there_is_none_is_refused() -> None:
+    for printed, _ in run_ranks(_run, 2, ["--accelerator", "cuda", *TINY], init_gloo=False):
+        assert "--accelerator cuda: 2 ranks on this host need as many CUDA devices, and torch sees 0" in printed
+
+
 def test_one_domain_leaves_nothing_to_compare() -> None:
     (printed, _), _ = run_ranks(_run, 2, TINY, init_gloo=False)
     assert "all 2 ranks are in one domain" in printed
@@ -101,8 +117,11 @@ def test_without_a_launcher_it_says_how_to_launch(monkeypatch: pytest.MonkeyPatc
     ("arguments", "complaint"),
     [
         (["--topology", "[[0], [0]]"], "has rank 0 more than once"),
-        (["--topology", "[[0], "], "write ranks by node, for example"),
-        (["--topology", "no.json"], "'no.json' is not 'auto', 'flat' or the path of a saved topology"),
+        (
+            ["--topology", "[[0], "],
+            r"\[\[0\],  is neither auto, nor ranks by node such as '\[\[0, 1\], \[2, 3\]\]', nor",
+        ),
+        (["--topology", "no.json"], "no.json is neither auto, .* nor a file that lightning-hpc topology --output"),
         (["--output", "c.txt"], r"c\.txt: its name must end with one of"),
     ],
 )

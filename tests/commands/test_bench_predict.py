@@ -121,6 +121,7 @@ def test_a_model_that_cannot_be_counted_is_named(name: str, complaint: str) -> N
         ([*CLUSTER, *MODEL], "give --forward-ms and --backward-ms .* or --compute-ms.*StepTrace"),
         ([*CLUSTER, *MODEL, *TIME, "--forward-ms", "3"], "--compute-ms is the sum of .* leave one out"),
         ([*CLUSTER, *MODEL, "--forward-ms", "0", "--backward-ms", "0"], "a step must take some time"),
+        ([*CLUSTER, *MODEL, *TIME, "--nodes", "2", "30000"], "--nodes 30000 of 4 ranks: no more than 100000 ranks"),
         ([*CLUSTER, *MODEL, *TIME, "--topology", "t.json"], "--ranks-per-node 4 contradicts --topology t.json"),
         ([*MODEL, *TIME, "--topology", "no.json"], r"no\.json: there is no such file; lightning-hpc topology --output"),
         (
@@ -152,10 +153,11 @@ def test_a_topology_that_does_not_say_enough_is_refused(
         predict("--topology", str(file), *MODEL, *TIME)
 
 
-def test_numbers_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("value", ["-1", "0", "nan", "inf", "1e300"])
+def test_numbers_are_checked(value: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        predict(*CLUSTER, "--parameters", "-1", *TIME)
-    assert "-1 does not conform to restriction v>0" in capsys.readouterr().err
+        predict("--ranks-per-node", "4", "--network-mbit", value, *MODEL, *TIME)
+    assert f"{value} does not conform to restriction v>=1e-09 and v<=1000000000000.0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("numel", [1, 1023, 1024, 3_300_000, 2**20])
@@ -173,5 +175,8 @@ def test_every_argument_is_explained(command: str, capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit):
         main([command, "--help"])
     text = capsys.readouterr().out
+    assert text.startswith(f"usage: lightning-hpc bench {command} ")
     assert "--output" in text
-    assert "--model" in text
+    assert "--model.help" in text
+    headings = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert headings == ["options:"]  # and none that is Lightning's documentation of a class

@@ -32,6 +32,17 @@ def test_medians_ratios_bytes_and_errors() -> None:
     assert results["none"].predicted_seconds is None
 
 
+def test_exposed_share_is_of_the_same_steps_and_never_above_one() -> None:
+    # All of each step is exposed, and a few slow ones pull the mean far above the median.
+    slow = [0.1, 0.1, 0.1, 0.1, 9.6]
+    fits = [[fit(*slow, exposed_seconds=2.0)], [fit(0.2, exposed_seconds=0.2)]]
+    (result,) = summarize({"none": fits}, world_size=1)
+    assert result.exposed_share == pytest.approx(1.0)
+    fits = [[fit(*slow, exposed_seconds=1.0), fit(*slow, exposed_seconds=0.5)]]
+    (result,) = summarize({"none": fits}, world_size=2)
+    assert result.exposed_share == pytest.approx(0.375)
+
+
 def test_without_ddp_there_are_times_and_no_ratios() -> None:
     (result,) = summarize({"ddp": [], "none": [[fit(0.3)]]}, world_size=2)
     assert result.speedup is None

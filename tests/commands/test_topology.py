@@ -111,14 +111,26 @@ def test_a_missing_or_damaged_file_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("output", "complaint"),
-    [("t.png", "must end with one of .json, .svg, .html"), ("no/t.svg", "there is no folder no")],
+    [
+        ("t.png", "must end with one of .json, .svg, .html"),
+        ("no/t.svg", "there is no folder no"),
+        ("folder.svg", "it cannot be written"),
+    ],
 )
 def test_an_output_that_cannot_be_written_is_refused_at_once(
-    output: str, complaint: str, capsys: pytest.CaptureFixture[str]
+    output: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(SystemExit):
+    (tmp_path / "folder.svg").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=complaint):
         main(["--output", output])
-    assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argument", [["--timeout", "0"], ["--timeout", "inf"], ["--seconds", "-1"]])
+def test_durations_are_checked(argument: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(argument)
+    assert "does not conform to restriction v>=" in capsys.readouterr().err
 
 
 def test_every_argument_is_explained(capsys: pytest.CaptureFixture[str]) -> None:

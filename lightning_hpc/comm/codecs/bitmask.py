@@ -8,6 +8,7 @@ from torch.nn import functional as F  # noqa: N812
 from typing_extensions import override
 
 from lightning_hpc.comm.codecs._bytes import bf16_from_bytes, bf16_to_bytes
+from lightning_hpc.comm.codecs.arguments import require_number
 from lightning_hpc.comm.codecs.codec import SparseCodec
 
 # Eight bytes in an int64. Multiplied by the first, their lowest bits meet in the highest byte, in order. Multiplied by
@@ -42,16 +43,15 @@ class BitmaskCodec(SparseCodec):
         sparsity_limit: Least fraction of zeros at which a packet is made.
 
     Raises:
-        ValueError: If ``threshold`` is negative or not finite, or ``sparsity_limit`` not within 0 and 1.
+        TypeError: If one of them is not a number.
+        ValueError: If ``threshold`` is negative or not finite, or ``sparsity_limit`` not from 0 to 1.
     """
 
     name = "bitmask"
 
     def __init__(self, threshold: float = 1.5, sparsity_limit: float = 0.8) -> None:
-        if not 0 <= threshold < math.inf:
-            raise ValueError(f"threshold must be a finite number of at least 0, got {threshold!r}.")
-        if not 0 <= sparsity_limit <= 1:
-            raise ValueError(f"sparsity_limit must be within 0 and 1, got {sparsity_limit!r}.")
+        require_number("threshold", threshold, "a finite number of at least 0", lambda number: 0 <= number < math.inf)
+        require_number("sparsity_limit", sparsity_limit, "a number from 0 to 1", lambda number: 0 <= number <= 1)
         self.threshold = threshold
         self.sparsity_limit = sparsity_limit
 

@@ -4,12 +4,14 @@ import math
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from lightning_hpc.comm.codecs._scale import TINY
+from lightning_hpc.comm.codecs.arguments import require_number
 from lightning_hpc.comm.codecs.codec import LinearCodec, Segment
 
 _NOISE = 1e-6
@@ -75,14 +77,14 @@ class LowRankCodec(LinearCodec):
         rank: Vectors of a basis. Where a segment has fewer rows or columns, that number is taken.
 
     Raises:
-        ValueError: If ``rank`` is below 1.
+        TypeError: If ``rank`` is not an integer.
+        ValueError: If it is below 1.
     """
 
     name = "lowrank"
 
     def __init__(self, rank: int = 8) -> None:
-        if rank < 1:
-            raise ValueError(f"rank must be at least 1, got {rank!r}.")
+        require_number("rank", rank, "an integer of at least 1", lambda number: number >= 1, kind=Integral)
         self.rank = rank
         self._factors: dict[tuple[str, int], _Factor] = {}
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_hpc.comm.codecs._bytes import aligned, bf16_from_bytes, bf16_to_bytes
+from lightning_hpc.comm.codecs.arguments import require_number
 from lightning_hpc.comm.codecs.codec import SparseCodec
 
 _CHUNK = 256  # so that an index within a chunk is one byte
@@ -27,14 +28,14 @@ class TopKCodec(SparseCodec):
         ratio: Fraction of the numbers to send.
 
     Raises:
-        ValueError: If ``ratio`` is not above 0 and at most 1.
+        TypeError: If ``ratio`` is not a number.
+        ValueError: If it is not above 0 and at most 1.
     """
 
     name = "topk"
 
     def __init__(self, ratio: float = 0.04) -> None:
-        if not 0 < ratio <= 1:
-            raise ValueError(f"ratio must be above 0 and at most 1, got {ratio!r}.")
+        require_number("ratio", ratio, "a number above 0 and at most 1", lambda number: 0 < number <= 1)
         self.ratio = ratio
 
     @override

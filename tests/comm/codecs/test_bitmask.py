@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -45,7 +46,20 @@ def test_every_pattern_of_bits_comes_back() -> None:
         assert torch.equal(round_trip(BitmaskCodec(threshold=0, sparsity_limit=0), values), values)
 
 
-@pytest.mark.parametrize("arguments", [{"threshold": -1.0}, {"threshold": math.nan}, {"sparsity_limit": 1.1}])
-def test_bad_arguments_are_quoted(arguments: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=str(*arguments.values())):
-        BitmaskCodec(**arguments)
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("threshold", -1.0, ValueError),
+        ("threshold", math.nan, ValueError),
+        ("threshold", math.inf, ValueError),
+        ("threshold", "1.5", TypeError),
+        ("threshold", True, TypeError),
+        ("threshold", None, TypeError),
+        ("sparsity_limit", 1.1, ValueError),
+        ("sparsity_limit", math.nan, ValueError),
+        ("sparsity_limit", "0.8", TypeError),
+    ],
+)
+def test_bad_arguments_are_quoted_with_what_is_allowed(name: str, value: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=f"{name}={value!r} must be a .*number"):
+        BitmaskCodec(**{name: value})

@@ -1,4 +1,5 @@
 import io
+from typing import Any
 
 import pytest
 import torch
@@ -185,6 +186,9 @@ def test_nothing_at_all() -> None:
     assert step(LowRankCodec(), torch.zeros(0), [Segment("none", 0, 0, 5)]).numel() == 0
 
 
-def test_bad_rank_is_quoted() -> None:
-    with pytest.raises(ValueError, match="0"):
-        LowRankCodec(rank=0)
+@pytest.mark.parametrize(
+    ("rank", "error"), [(0, ValueError), (-3, ValueError), (2.5, TypeError), ("2", TypeError), (True, TypeError)]
+)
+def test_bad_rank_is_quoted_with_what_is_allowed(rank: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=f"rank={rank!r} must be an integer of at least 1"):
+        LowRankCodec(rank=rank)

@@ -1,3 +1,7 @@
+import re
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -45,7 +49,19 @@ def test_large_numbers_that_a_sample_misses_or_overrates() -> None:
         assert torch.equal(round_trip(TopKCodec(0.01), values), reference(values, 2000))
 
 
-@pytest.mark.parametrize("ratio", [0.0, -0.1, 1.1, float("nan")])
-def test_bad_ratio_is_quoted(ratio: float) -> None:
-    with pytest.raises(ValueError, match=str(ratio)):
+@pytest.mark.parametrize("ratio", [0.0, -0.1, 1.1, float("nan"), float("inf")])
+def test_bad_ratio_is_quoted_with_what_is_allowed(ratio: float) -> None:
+    with pytest.raises(ValueError, match=f"ratio={ratio} must be a number above 0 and at most 1"):
         TopKCodec(ratio)
+
+
+@pytest.mark.parametrize("ratio", ["0.04", True, None, [0.04], torch.tensor(0.04)])
+def test_a_ratio_that_is_no_number_is_refused(ratio: Any) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"ratio={ratio!r} must be a number above 0 and at most 1")):
+        TopKCodec(ratio)
+
+
+@pytest.mark.parametrize("ratio", [1, np.float32(0.5)])
+def test_numbers_of_any_kind_are_taken(ratio: Any) -> None:
+    values = random_values(100, seed=1)
+    assert torch.equal(round_trip(TopKCodec(ratio), values), reference(values, round(ratio * 100)))
