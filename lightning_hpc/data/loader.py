@@ -1,0 +1,384 @@
+"""`SharedMemoryLoader`: a `DataLoader` whose workers put batches into memory that is used again and again."""
+
+import itertools
+import multiprocessing
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, IterDataPipe, MapDataPipe, Sampler
+
+# What DataLoader does for `pin_memory`; it has no public name.
+from torch.utils.data._utils.pin_memory import pin_memory as pin_batch
+from typing_extensions import override
+
+from lightning_hpc.data.autotune import choose_num_workers
+from lightning_hpc.data.batch_stream import BatchStream
+from lightning_hpc.data.fetching import BatchSource, epoch_of
+from lightning_hpc.data.local_reader import EpochPlan, LocalReader
+from lightning_hpc.data.lookahead import Guess, guess_next_epoch
+from lightning_hpc.data.mapping import SharedMapping
+from lightning_hpc.data.position import (
+    Position,
+    advanced,
+    batches_left,
+    generator_at,
+    generator_state,
+    go_behind,
+    go_to,
+    length_of,
+    order_generator,
+    order_state,
+    require_same_shares,
+    set_generator_state,
+    shares_of,
+    skip,
+    told_epoch,
+)
+from lightning_hpc.data.seeding import mix
+from lightning_hpc.data.worker import WorkerSettings
+
+T = TypeVar("T", covariant=True)
+
+
+class SharedMemoryLoader(DataLoader[T]):
+    """Takes the place of `torch.utils.data.DataLoader`: same arguments, batches, order and errors.
+
+    Workers collate samples straight into slots of one shared mapping, which are used again as soon as nobody holds the
+    batch any more, or any tensor, view or array made from it.
+
+    Differences: workers are kept from epoch to epoch unless ``persistent_workers=False``; a worker that dies is
+    replaced, and its batch made again; what is random in a sample depends on the epoch and the sample's index, not on
+    the number of workers; with workers, a new iterator ends the one before, unless ``persistent_workers=False``.
+
+    Args:
+        dataset: Map-style or iterable.
+        batch_size: As all further ones: see `DataLoader`.
+        shuffle: See there.
+        sampler: See there.
+        batch_sampler: See there.
+        num_workers: See there. ``"auto"`` reads some batches, and takes none where they would only cost.
+        collate_fn: See there. A function of your own costs one copy of the batch more.
+        pin_memory: See there.
+        drop_last: See there.
+        timeout: See there.
+        worker_init_fn: See there.
+        multiprocessing_context: See there.
+        generator: See there.
+        prefetch_factor: See there.
+        persistent_workers: Whether workers, with their copy of the dataset, are kept. None keeps them, and draws seeds
+            as `DataLoader` does without.
+        pin_memory_device: See there.
+        in_order: See there.
+
+    Attributes:
+        count_waiting: Says how often a batch was asked for that nobody has consumed yet, and whether the epoch is over,
+            if somebody knows.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[T],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int | Literal["auto"] = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool | None = None,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+    ) -> None:
+        self._stream: BatchStream | None = None
+        if num_workers == "auto":
+            read = partial(_trial, dataset, batch_size, sampler, batch_sampler, collate_fn, worker_init_fn)
+            num_workers = choose_num_workers(read, dataset)
+            prefetch_factor = prefetch_factor if num_workers else None
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,  # type: ignore[arg-type]
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
+        self._base_seed: int | None = None
+        self._seed: int | None = None
+        self._to_load: Position | None = None
+        self._guess: tuple[Guess, EpochPlan] | None = None
+        self._progress: _Progress | None = None
+        self._length: int | None = None
+        self.count_waiting: Callable[[], tuple[int, bool]] | None = None
+        if isinstance(dataset, IterableDataset) and hasattr(dataset, "set_epoch"):
+            # Lightning tells epochs to samplers only.
+            self.sampler.set_epoch = dataset.set_epoch  # type: ignore[union-attr]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_stream": None, "_progress": None, "_guess": None}
+
+    @override
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        if isinstance(self.dataset, (IterDataPipe, MapDataPipe)):
+            return super().__iter__()  # torch has deprecated them, and shuffles and shards them in its own iterators
+        return _LoaderIterator(self, self._should_pin())
+
+    @override
+    def __len__(self) -> int:
+        return super().__len__() if self._length is None else self._length
+
+    def close(self) -> None:
+        """Ends the workers. The next iteration starts new ones; one that is under way cannot go on."""
+        self._guess = None
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place in the epoch, of a size that does not depend on it.
+
+        It counts the batches that were handed out; under `SharedMemoryDataModule` those that were trained on, which are
+        fewer where Lightning looks ahead (with datasets without a length) or a step is under way.
+        """
+        if self._to_load is not None:
+            return self._to_load.to_dict()
+        progress = self._progress
+        if progress is None:
+            return Position(generator_state(order_generator(self)), is_over=True).to_dict()
+        consumed, is_over = progress.handed_out, progress.is_over
+        if self.count_waiting is not None:
+            waiting, is_over = self.count_waiting()
+            consumed = min(max(progress.asked - waiting, 0), consumed)
+        elif not self._source().is_iterable:
+            is_over = is_over or progress.total >= len(self)
+        position, own = replace(advanced(self, progress.start, consumed), is_over=is_over), order_generator(self)
+        if own is not None:
+            position.generator_now = generator_state(own)
+        return position.to_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes to a place that `state_dict` has saved; the next iteration begins there.
+
+        With a sampler or dataset that has ``state_dict(consumed)`` itself, as `ElasticSampler`,
+        `TokenBudgetBatchSampler` and `TarShardDataset`, also for another number of ranks. Otherwise the sampler's order
+        is drawn again and passed by, and what an iterable dataset has given is read again.
+
+        Raises:
+            ValueError: If it was saved by something else, or with another kind of sampler.
+        """
+        position = Position.from_dict(state)
+        require_same_shares(self, position)
+        self.close()  # the workers' copies of the dataset are at another place
+        self._seed, self._progress = position.seed, None
+        if position.is_over:
+            self._to_load = None
+            if position.order is not None:
+                go_behind(self, position.order)
+            if position.generator_now is not None:
+                set_generator_state(order_generator(self), position.generator_now)
+        else:
+            self._to_load = position if position.order is None else self._go_to(position, position.order)
+
+    def _go_to(self, position: Position, order: dict[str, Any]) -> Position:
+        """Goes to a place that may be of another number of ranks, which counts the batches before it otherwise."""
+        total = length_of(self)
+        go_to(self, order)
+        if total is None:
+            return position
+        self._length = total
+        left = batches_left(self, position.earlier)
+        return replace(position, order=order_state(self), earlier=total - left)
+
+    def _begin(self, seed: int | None = None) -> "tuple[_Progress, Callable[[], Any]]":
+        """Begins an epoch, or what is left of it.
+
+        Args:
+            seed: For what is random in samples; None makes it from that of the last epoch, or draws it.
+        """
+        is_resumed = self._to_load is not None
+        position, plan = self._begin_epoch(seed)
+        self._progress = _Progress(position, is_resumed, told_epoch(self))
+        next_batch = self._reader(plan)
+        if position.order is None and self._source().is_iterable:
+            for _ in range(position.batches):
+                next_batch()
+        return self._progress, next_batch
+
+    def _begin_epoch(self, seed: int | None) -> tuple[Position, EpochPlan]:
+        position, self._to_load = self._to_load, None
+        if position is None:
+            self._length = None
+            position = Position(generator_state(order_generator(self)), seed, order_state(self), shares=shares_of(self))
+            guess, self._guess = self._guess, None
+            if guess is not None and guess[0].holds(self):
+                if guess[0].before is None:
+                    self._draw_indices()
+                else:
+                    set_generator_state(self.generator, guess[0].after)
+                position.seed = self._seed = guess[1].seed
+                return position, guess[1]
+            indices = self._draw_indices()
+            if position.order is not None:
+                # A sampler whose resumed epoch is over begins a whole one when it is asked for the first index.
+                indices = skip(indices, 0)
+                position.order = order_state(self)
+        else:
+            own = order_generator(self)
+            with generator_at(own, position.generator, is_restored=own is None):
+                indices = self._draw_indices()
+                if not self._source().is_iterable:
+                    indices = skip(indices, 0 if position.order is not None else position.batches)
+        if position.seed is None:
+            # Not drawn for each epoch, so that a resumed run has the same ones.
+            assert self._base_seed is not None
+            position.seed = self._base_seed if self._seed is None else mix(self._seed)
+        self._seed = position.seed
+        return position, self._plan(indices, position.seed)
+
+    def _plan(self, indices: Iterator[Any], seed: int) -> EpochPlan:
+        guess = weakref.WeakMethod(self._guess_next)  # the plan is kept in the stream, which is ours
+        return EpochPlan(indices, seed, epoch_of(self.dataset), lambda: (found := guess()) and found())
+
+    def _guess_next(self) -> EpochPlan | None:
+        guess = None if self.persistent_workers is False else guess_next_epoch(self)
+        if guess is None:
+            return None
+        assert self._seed is not None
+        plan = self._plan(guess.indices, mix(self._seed))
+        self._guess = (guess, plan)
+        return plan
+
+    def _draw_indices(self) -> Iterator[Any]:
+        """Draws from the generator what `DataLoader` draws, in its order."""
+        if self._base_seed is not None and self.persistent_workers and self.num_workers:
+            return iter(self._index_sampler)
+        indices = iter(self._index_sampler)
+        self._base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
+        # With workers, a new iterator of `DataLoader` asks twice.
+        return iter(self._index_sampler) if self.num_workers else indices
+
+    def _reader(self, plan: EpochPlan) -> Callable[[], Any]:
+        """What gives the next batch."""
+        if not self.num_workers:
+            return LocalReader(self._source(), plan).next
+        if self.persistent_workers is False:
+            return self._start_stream(plan.seed).begin(plan)
+        if self._stream is None:
+            self._stream = self._start_stream(plan.seed)
+        return self._stream.begin(plan)
+
+    def _source(self) -> BatchSource:
+        return BatchSource(self.dataset, self.collate_fn, self._auto_collation, self.drop_last)
+
+    def _start_stream(self, seed: int) -> BatchStream:
+        settings = WorkerSettings(self._source(), self.worker_init_fn, self.num_workers, seed, SharedMapping())
+        assert self.prefetch_factor is not None
+        return BatchStream(
+            settings,
+            self.multiprocessing_context or multiprocessing.get_context(),
+            prefetch_factor=self.prefetch_factor,
+            timeout_s=self.timeout or None,
+            in_order=self.in_order,
+        )
+
+    def _should_pin(self) -> bool:
+        if not self.pin_memory or torch.accelerator.is_available():
+            return self.pin_memory
+        warnings.warn("pin_memory=True has no effect without an accelerator", stacklevel=3)
+        return False
+
+
+def _trial(
+    dataset: Any, batch_size: Any, sampler: Any, batch_sampler: Any, collate_fn: Any, worker_init_fn: Any, count: int
+) -> SharedMemoryLoader[Any]:
+    """Some batches like those of a loader, made by one worker."""
+    kwargs: dict[str, Any] = {"collate_fn": collate_fn, "worker_init_fn": worker_init_fn, "num_workers": 1}
+    if isinstance(dataset, IterableDataset):
+        return SharedMemoryLoader(dataset, batch_size, **kwargs)
+    given = batch_sampler if batch_sampler is not None else BatchSampler(range(len(dataset)), batch_size or 1, False)
+    batches = list(itertools.islice(given, count))
+    if batch_size is None and batch_sampler is None:
+        return SharedMemoryLoader(dataset, None, sampler=[index for batch in batches for index in batch], **kwargs)
+    return SharedMemoryLoader(dataset, batch_sampler=batches, **kwargs)
+
+
+@dataclass
+class _Progress:
+    """What both a loader and its iterator know of an epoch."""
+
+    start: Position
+    is_resumed: bool
+    told: tuple[Any, Any]  # epochs that were announced
+    asked: int = 0
+    handed_out: int = 0
+    is_over: bool = False
+
+    @property
+    def total(self) -> int:
+        return self.start.total + self.handed_out
+
+
+class _LoaderIterator(Iterator[Any]):
+    """One epoch, or what is left of it."""
+
+    def __init__(self, loader: SharedMemoryLoader[Any], is_pinned: bool) -> None:
+        self._loader, self._is_pinned = loader, is_pinned
+        self._progress, self._next_batch = loader._begin()
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    @override
+    def __next__(self) -> Any:
+        if not self._progress.handed_out and told_epoch(self._loader) != self._progress.told:
+            self._heed_epoch()
+        self._progress.asked += 1
+        try:
+            batch = self._next_batch()
+        except StopIteration:
+            self._progress.is_over = True
+            raise
+        self._progress.handed_out += 1
+        length: Any = self._loader._IterableDataset_len_called
+        if length is not None and self._progress.handed_out > length:
+            self._warn_of_length(length)
+        return pin_batch(batch) if self._is_pinned else batch
+
+    def _heed_epoch(self) -> None:
+        """An epoch was announced after `iter`, as Lightning does when it resumes a run."""
+        start = self._progress.start
+        if not self._progress.is_resumed:
+            self._progress, self._next_batch = self._loader._begin(start.seed)
+        elif start.order is not None:
+            go_to(self._loader, start.order)  # what is left of another epoch comes first
+        self._progress.told = told_epoch(self._loader)
+
+    def _warn_of_length(self, length: int) -> None:
+        warnings.warn(
+            f"{type(self._loader.dataset).__name__} has a length of {length}, but gives more: batch"
+            f" {self._progress.total}; with workers, each has to give its own part only"
+            " (torch.utils.data.get_worker_info)",
+            stacklevel=3,
+        )
