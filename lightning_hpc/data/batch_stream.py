@@ -140,6 +140,8 @@ class BatchStream:
 
     def _look_ahead(self, plan: EpochPlan) -> bool:
         """Goes on with the epoch that will probably follow; returns whether there is one."""
+        if self._guess is not None:
+            return False  # one epoch ahead is enough, and its end would move ours
         self._plan = None
         self._guess = plan.guess_next() if plan.guess_next is not None else None
         if self._guess is None:

@@ -2,24 +2,49 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import lightning.pytorch as pl
 from lightning.pytorch.utilities import CombinedLoader
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.types import EVAL_DATALOADERS, TRAIN_DATALOADERS
-from torch.utils._pytree import tree_map
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 from typing_extensions import override
 
+from lightning_hpc.data.autotune import spare_processors
 from lightning_hpc.data.loader import SharedMemoryLoader
+from lightning_hpc.data.resumption import Resumption, watch
 from lightning_hpc.data.sampling import ElasticSampler, EvenBatchSampler
+from lightning_hpc.data.shards import TarShardDataset
+
+_STAGES = ("train", "val", "test", "predict")
+_BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
 class SharedMemoryDataModule(pl.LightningDataModule):
     """Reads datasets with workers that put batches into shared memory which is used again.
 
     A run that was stopped in the middle of an epoch goes on with exactly the batches that are left, from Lightning's
-    own checkpoints; with datasets that are given here, also on another number of ranks.
+    own checkpoints. On another number of ranks, or with another batch size, exactly the samples that are left follow:
+    with datasets given here, and where a wrapped DataModule uses the usual samplers, `ElasticSampler`,
+    `TokenBudgetBatchSampler` or `TarShardDataset`.
+
+    Evaluation reads each sample once, in as many batches on each rank. In training some samples are read twice where
+    the ranks do not divide them, as with `DistributedSampler`, unless ``drop_last``.
+
+    A wrapped DataModule keeps its hooks, hyperparameters and attributes, also under ``trainer.datamodule``. Its
+    `DataLoader` objects are replaced, those of other classes are left alone. ``Trainer(use_distributed_sampler=False)``
+    holds as usual: each rank reads what its loader says.
 
     Args:
         train_dataset: For ``fit``.
@@ -28,8 +53,10 @@ class SharedMemoryDataModule(pl.LightningDataModule):
         predict_dataset: For ``predict``; or a list of several.
         datamodule: Instead of datasets: a DataModule whose `DataLoader` objects are replaced, with their arguments.
         batch_size: Samples in a batch and rank.
-        shuffle: Whether the training samples come in a random order, another one in each epoch.
-        num_workers: Processes a loader; ``"auto"`` reads some batches and picks, 0 where workers would only cost.
+        shuffle: Whether the training samples come in a random order, another one in each epoch. Iterable datasets do
+            this themselves.
+        num_workers: Processes a loader; ``"auto"`` takes the number of a wrapped loader, or reads some batches and
+            picks, 0 where workers would only cost.
         collate_fn: Makes a batch of samples, if the default does not.
         drop_last: Whether a last training batch that is not full is left out.
         prefetch_factor: Batches that each worker makes ahead.
@@ -37,7 +64,8 @@ class SharedMemoryDataModule(pl.LightningDataModule):
         seed: Of the order of training samples; None is that of ``seed_everything``, or 0.
 
     Raises:
-        ValueError: If there are both datasets and a DataModule, or neither.
+        ValueError: If there are both datasets and a DataModule, or neither; or, when it is read, if a dataset has
+            another batch size than is given here.
     """
 
     def __init__(
@@ -58,41 +86,77 @@ class SharedMemoryDataModule(pl.LightningDataModule):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        self._datasets = {
-            "train": train_dataset,
-            "val": val_dataset,
-            "test": test_dataset,
-            "predict": predict_dataset,
-        }
+        self._datasets = dict(zip(_STAGES, (train_dataset, val_dataset, test_dataset, predict_dataset), strict=True))
         given = [name for name, dataset in self._datasets.items() if dataset is not None]
         if (datamodule is None) == (not given):
             what = f"datamodule and {given[0]}_dataset" if given else "neither datasets nor a datamodule"
             raise ValueError(f"SharedMemoryDataModule got {what}; give it datasets, or datamodule=…")
         self._wrapped = datamodule
-        self._batch_size, self._shuffle = batch_size, shuffle
-        self._seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
-        self._drop_last = drop_last
-        self._settings: dict[str, Any] = {"num_workers": num_workers, "pin_memory": pin_memory}
-        self._collate_fn, self._prefetch_factor = collate_fn, prefetch_factor
+        self._batch_size, self._shuffle, self._drop_last, self._seed = batch_size, shuffle, drop_last, seed
+        self._num_workers, self._prefetch_factor = num_workers, prefetch_factor
+        self._collate_fn, self._pin_memory = collate_fn, pin_memory
+        self._resumption = Resumption()
+        self._define_hooks()
 
+    def _define_hooks(self) -> None:
+        """Defines those of Lightning's hooks that there is something for; Lightning looks which are overridden."""
+        wrapped = self._wrapped
+        for stage in _STAGES:
+            name = f"{stage}_dataloader"
+            if self._datasets[stage] is not None if wrapped is None else is_overridden(name, wrapped):
+                self._define(name, partial(self._make_loaders, stage))
+        if wrapped is None:
+            return
+        for name in ("prepare_data", *_BATCH_HOOKS):
+            if is_overridden(name, wrapped):
+                self._define(name, partial(self._call_wrapped, name))
+        self.prepare_data_per_node = wrapped.prepare_data_per_node
+        self.allow_zero_length_dataloader_with_multiple_devices = (
+            wrapped.allow_zero_length_dataloader_with_multiple_devices
+        )
+        self._log_hyperparams = wrapped._log_hyperparams
+
+    def _define(self, name: str, hook: Callable[..., Any]) -> None:
+        if not is_overridden(name, self):  # a subclass may have its own
+            setattr(self, name, hook)
+
+    def _call_wrapped(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        assert self._wrapped is not None
+        self._wrapped.trainer = self.trainer
+        return getattr(self._wrapped, name)(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        wrapped = self.__dict__.get("_wrapped")
+        if wrapped is None or name.startswith("__"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(wrapped, name)
+
+    @property
     @override
-    def prepare_data(self) -> None:
-        if self._wrapped is not None:
-            self._wrapped.prepare_data()
+    def hparams(self) -> Any:
+        return super().hparams if self._wrapped is None else self._wrapped.hparams
+
+    @property
+    @override
+    def hparams_initial(self) -> Any:
+        return super().hparams_initial if self._wrapped is None else self._wrapped.hparams_initial
 
     @override
     def setup(self, stage: str) -> None:
+        if stage == "fit":
+            self._callbacks.append(self._resumption)
         if self._wrapped is not None:
-            self._wrapped.trainer = self.trainer
-            self._wrapped.setup(stage)
+            self._call_wrapped("setup", stage)
 
     @override
     def teardown(self, stage: str) -> None:
+        self._close()
         if self._wrapped is not None:
             self._wrapped.teardown(stage)
 
     @override
     def on_exception(self, exception: BaseException) -> None:
+        self._close()  # there is no teardown then
         if self._wrapped is not None:
             self._wrapped.on_exception(exception)
 
@@ -105,119 +169,137 @@ class SharedMemoryDataModule(pl.LightningDataModule):
         if self._wrapped is not None:
             self._wrapped.load_state_dict(state_dict)
 
-    @override
-    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        return batch if self._wrapped is None else self._wrapped.on_before_batch_transfer(batch, dataloader_idx)
+    @property
+    def _callbacks(self) -> list[pl.Callback]:
+        callbacks: list[pl.Callback] = [] if self.trainer is None else self.trainer.callbacks  # type: ignore[attr-defined]
+        return callbacks
 
-    @override
-    def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
-        if self._wrapped is None:
-            return super().transfer_batch_to_device(batch, device, dataloader_idx)
-        return self._wrapped.transfer_batch_to_device(batch, device, dataloader_idx)
+    def _close(self) -> None:
+        """Ends all workers; Lightning knows those of `DataLoader` only."""
+        if self._resumption in self._callbacks:
+            self._callbacks.remove(self._resumption)
+        trainer: Any = self.trainer
+        names = ("train_dataloader", "val_dataloaders", "test_dataloaders", "predict_dataloaders")
+        for loader in tree_leaves([getattr(trainer, name, None) for name in names]):
+            if isinstance(loader, SharedMemoryLoader):
+                loader.close()
 
-    @override
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        return batch if self._wrapped is None else self._wrapped.on_after_batch_transfer(batch, dataloader_idx)
-
-    @override
-    def train_dataloader(self) -> TRAIN_DATALOADERS:
+    def _make_loaders(self, stage: str) -> TRAIN_DATALOADERS | EVAL_DATALOADERS:
+        is_training = stage == "train"
         if self._wrapped is not None:
-            loaders = tree_map(self._replaced, self._wrapped.train_dataloader())
+            replace = partial(self._replaced, is_training)
+            loaders = tree_map(replace, self._call_wrapped(f"{stage}_dataloader"))
+        elif is_training:
+            loaders = self._training_loader(self._datasets[stage])
         else:
-            loaders = self._training_loader(self._datasets["train"])
-        if isinstance(loaders, SharedMemoryLoader) and self.trainer is not None:
-            loaders.count_consumed = self._count_consumed
+            loaders = tree_map(self._evaluation_loader, self._datasets[stage])
+        if is_training and self.trainer is not None:
+            combined = loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders)
+            for loader in combined.flattened:
+                if isinstance(loader, SharedMemoryLoader):
+                    watch(loader, self.trainer)
         return loaders
 
-    @override
-    def val_dataloader(self) -> EVAL_DATALOADERS:
-        return self._evaluation_loaders("val")
-
-    @override
-    def test_dataloader(self) -> EVAL_DATALOADERS:
-        return self._evaluation_loaders("test")
-
-    @override
-    def predict_dataloader(self) -> EVAL_DATALOADERS:
-        return self._evaluation_loaders("predict")
-
-    def _evaluation_loaders(self, stage: str) -> EVAL_DATALOADERS:
-        if self._wrapped is not None:
-            return tree_map(self._replaced, getattr(self._wrapped, f"{stage}_dataloader")())
-        datasets = self._datasets[stage]
-        if isinstance(datasets, (list, tuple)):
-            return [self._evaluation_loader(dataset) for dataset in datasets]
-        return [] if datasets is None else self._evaluation_loader(datasets)
-
     def _training_loader(self, dataset: Any) -> SharedMemoryLoader[Any]:
+        kwargs = {"batch_size": self._batch_size, "drop_last": self._drop_last}
         if isinstance(dataset, IterableDataset):
-            return self._make(dataset, batch_size=self._batch_size, drop_last=self._drop_last)
-        ranks, rank = self._ranks()
-        sampler = ElasticSampler(dataset, ranks, rank, self._shuffle, self._seed, self._drop_last)
-        return self._make(dataset, batch_size=self._batch_size, sampler=sampler, drop_last=self._drop_last)
+            return self._make(dataset, **kwargs)
+        sampler = self._sampler(dataset, self._shuffle, self._drop_last)
+        return self._make(dataset, sampler=sampler, **kwargs)
 
     def _evaluation_loader(self, dataset: Any) -> SharedMemoryLoader[Any]:
-        ranks, rank = self._ranks()
-        if ranks == 1 or isinstance(dataset, IterableDataset):
-            return self._make(dataset, batch_size=self._batch_size)
-        sampler = ElasticSampler(dataset, ranks, rank, shuffle=False, repeats=False)
-        return self._make(dataset, batch_sampler=EvenBatchSampler(sampler, self._batch_size))
+        return self._make(dataset, **self._each_once(dataset, self._batch_size))
 
     def _make(self, dataset: Any, **kwargs: Any) -> SharedMemoryLoader[Any]:
+        if isinstance(dataset, TarShardDataset) and dataset.batch_size != self._batch_size:
+            raise ValueError(
+                f"SharedMemoryDataModule has batch_size={self._batch_size}, and the TarShardDataset that it is to read"
+                f" has {dataset.batch_size}; give both the same"
+            )
+        kwargs.update(collate_fn=self._collate_fn, pin_memory=self._pin_memory)
+        return self._loader(dataset, self._num_workers, self._prefetch_factor, **kwargs)
+
+    def _loader(self, dataset: Any, num_workers: Any, prefetch_factor: int, **kwargs: Any) -> SharedMemoryLoader[Any]:
         loader: SharedMemoryLoader[Any] = SharedMemoryLoader(
-            dataset, collate_fn=self._collate_fn, **self._worker_settings(self._prefetch_factor), **kwargs
+            dataset, num_workers=num_workers, prefetch_factor=prefetch_factor if num_workers else None, **kwargs
         )
+        if num_workers == "auto" and self.trainer is not None:
+            loader.num_workers = min(loader.num_workers, spare_processors(self.trainer.num_devices))
+        if isinstance(loader.batch_sampler, EvenBatchSampler):
+            # Lightning looks here whether the ranks share the samples already. `DataLoader` forbids to set it.
+            vars(loader)["sampler"] = loader.batch_sampler.sampler
         return loader
 
-    def _worker_settings(self, prefetch_factor: int | None) -> dict[str, Any]:
-        has_workers = self._settings["num_workers"] != 0
-        return {**self._settings, "prefetch_factor": prefetch_factor if has_workers else None}
-
-    def _replaced(self, loader: Any) -> Any:
+    def _replaced(self, is_training: bool, loader: Any) -> Any:
         """A user's `DataLoader`, as a `SharedMemoryLoader`; what is anything else stays."""
         if isinstance(loader, CombinedLoader):
-            loader.flattened = [self._replaced(each) for each in loader.flattened]
+            loader.flattened = [self._replaced(is_training, each) for each in loader.flattened]
         if type(loader) is not DataLoader:
             return loader
-        kwargs: dict[str, Any] = {
-            "collate_fn": loader.collate_fn,
-            "timeout": loader.timeout,
-            "worker_init_fn": loader.worker_init_fn,
-            "generator": loader.generator,
-            "in_order": loader.in_order,
-            **self._worker_settings(loader.prefetch_factor or self._prefetch_factor),
-            "pin_memory": loader.pin_memory,
-        }
-        if self._settings["num_workers"] == "auto" and loader.num_workers:
-            kwargs["num_workers"] = loader.num_workers
+        num_workers = self._num_workers
+        kwargs: dict[str, Any] = {}
+        if num_workers == "auto" and loader.num_workers:
+            num_workers = loader.num_workers
             kwargs["multiprocessing_context"] = loader.multiprocessing_context
-        if isinstance(loader.dataset, IterableDataset):
-            kwargs.update(batch_size=loader.batch_size, drop_last=loader.drop_last)
-        elif type(loader.batch_sampler) is BatchSampler:
-            kwargs.update(batch_size=loader.batch_size, drop_last=loader.drop_last, sampler=self._elastic(loader))
-        elif loader.batch_sampler is not None:
-            kwargs.update(batch_sampler=loader.batch_sampler)
-        else:
-            kwargs.update(batch_size=None, sampler=loader.sampler)
-        return SharedMemoryLoader(loader.dataset, **kwargs)
+        names = ("collate_fn", "timeout", "worker_init_fn", "generator", "in_order", "pin_memory")
+        kwargs.update({name: getattr(loader, name) for name in names}, **self._sampling(is_training, loader))
+        prefetch_factor = loader.prefetch_factor or self._prefetch_factor
+        return self._loader(loader.dataset, num_workers, prefetch_factor, **kwargs)
 
-    def _elastic(self, loader: DataLoader[Any]) -> Any:
+    def _sampling(self, is_training: bool, loader: Any) -> dict[str, Any]:
+        """The arguments of a user's `DataLoader` that say which samples come when."""
+        sizes = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+        if isinstance(loader.dataset, IterableDataset):
+            return sizes
+        if loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler:
+            return {"batch_sampler": loader.batch_sampler}
+        if is_training:
+            return {"sampler": self._elastic(loader), **sizes}
+        if type(loader.sampler) is SequentialSampler and loader.batch_size and not loader.drop_last:
+            return self._each_once(loader.dataset, loader.batch_size)
+        return {"sampler": loader.sampler, **sizes}
+
+    def _elastic(self, loader: Any) -> Any:
         """In place of the usual samplers one that can go on in another run, and with another number of ranks."""
+        sampler: Any = loader.sampler
+        if type(sampler) is DistributedSampler and sampler.dataset is loader.dataset:
+            return ElasticSampler(
+                sampler.dataset, sampler.num_replicas, sampler.rank, sampler.shuffle, sampler.seed, sampler.drop_last
+            )
+        is_plain = getattr(sampler, "data_source", None) is loader.dataset
+        if is_plain and type(sampler) is SequentialSampler:
+            return self._sampler(loader.dataset, False, loader.drop_last)
+        if is_plain and type(sampler) is RandomSampler and _is_permutation(sampler):
+            return self._sampler(loader.dataset, True, loader.drop_last)
+        return sampler
+
+    def _sampler(self, dataset: Any, shuffle: bool, drop_last: bool) -> Any:
+        trainer: Any = self.trainer
+        if trainer is not None and trainer.overfit_batches:
+            return SequentialSampler(dataset)  # Lightning wants none but this, and shares it among ranks
+        seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if self._seed is None else self._seed
+        sampler = ElasticSampler(dataset, *self._ranks(), shuffle, seed, drop_last)
+        if trainer is not None:
+            sampler.set_epoch(trainer.fit_loop.epoch_progress.current.processed)  # Lightning does it after `iter`
+        return sampler
+
+    def _each_once(self, dataset: Any, batch_size: int) -> dict[str, Any]:
         ranks, rank = self._ranks()
-        shuffle = type(loader.sampler) is RandomSampler and loader.sampler.generator is None
-        if not shuffle and type(loader.sampler) is not SequentialSampler:
-            return loader.sampler
-        return ElasticSampler(loader.dataset, ranks, rank, shuffle, self._seed, loader.drop_last)  # type: ignore[arg-type]
+        trainer: Any = self.trainer
+        if ranks == 1 or isinstance(dataset, IterableDataset) or trainer.overfit_batches:
+            return {"batch_size": batch_size}
+        sampler = ElasticSampler(dataset, ranks, rank, shuffle=False, repeats=False)
+        return {"batch_sampler": EvenBatchSampler(sampler, batch_size)}
 
     def _ranks(self) -> tuple[int, int]:
+        """How many ranks share the samples, and which of them this is."""
         trainer: Any = self.trainer
         if trainer is None or not trainer._accelerator_connector.use_distributed_sampler:
             return 1, 0
         kwargs = trainer.distributed_sampler_kwargs
         return (kwargs["num_replicas"], kwargs["rank"]) if kwargs else (1, 0)
 
-    def _count_consumed(self) -> tuple[int, bool]:
-        assert self.trainer is not None
-        progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress
-        done = progress.current.processed
-        return done, progress.is_last_batch and done == progress.current.ready
+
+def _is_permutation(sampler: RandomSampler) -> bool:
+    is_whole = sampler.num_samples == len(sampler.data_source) and not sampler.replacement
+    return is_whole and sampler.generator is None

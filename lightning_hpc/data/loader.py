@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, IterDataPipe, MapDataPipe, Sampler
@@ -134,7 +134,7 @@ class SharedMemoryLoader(DataLoader[T]):
         self.count_waiting: Callable[[], tuple[int, bool]] | None = None
         if isinstance(dataset, IterableDataset) and hasattr(dataset, "set_epoch"):
             # Lightning tells epochs to samplers only.
-            self.sampler.set_epoch = dataset.set_epoch  # type: ignore[union-attr]
+            cast(Any, self.sampler).set_epoch = dataset.set_epoch
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_stream": None, "_progress": None, "_guess": None}

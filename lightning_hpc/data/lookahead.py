@@ -62,7 +62,8 @@ def guess_next_epoch(loader: DataLoader[Any]) -> Guess | None:
     is_drawn = type(sampler) is RandomSampler
     before = generator_state(loader.generator)
     with generator_at(loader.generator, before):
-        torch.empty((), dtype=torch.int64).random_(generator=loader.generator)  # the seed that a new iterator draws
+        if not loader.persistent_workers:  # then a new iterator draws a seed
+            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
         indices = skip(iter(index_sampler), 0)
         after = generator_state(loader.generator)
     return Guess(indices, epoch, before if is_drawn else None, after)

@@ -94,7 +94,7 @@ def resumable_of(loader: DataLoader[Any]) -> tuple[Resumable, int] | None:
 
 
 def _is_resumable(candidate: Any) -> bool:
-    """Whether it has the methods of a `Resumable`, and not those of the same names that take no count, as others have."""
+    """Whether it has the methods of a `Resumable`, and not others of the same names, which take no count."""
     if not isinstance(candidate, Resumable):
         return False
     try:
@@ -174,7 +174,7 @@ def batches_left(loader: DataLoader[Any], earlier: int) -> int:
         loader: One with a length.
         earlier: Batches before that place.
     """
-    found = resumable_of(loader)
+    found: Any = resumable_of(loader)
     return DataLoader.__len__(loader) - (earlier if found is not None and found[0] is loader.batch_sampler else 0)
 
 

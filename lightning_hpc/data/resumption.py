@@ -1,10 +1,10 @@
-"""What Lightning's fit loop does not know of the place of its training loaders; all its private names for that are here."""
+"""What Lightning's fit loop does not know of the place of its training loaders; all private names for that are here."""
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import lightning.pytorch as pl
-from lightning.pytorch.loops import _Loop
+from lightning.pytorch.loops.loop import _Loop
 from typing_extensions import override
 
 from lightning_hpc.data.loader import SharedMemoryLoader
@@ -84,7 +84,7 @@ def _settle_epochs(loop: Any) -> bool:
             if epochs.current.completed < epochs.current.processed:
                 epochs.increment_completed()
             loop.reset_restart_stage()
-            _Loop.restarting.fset(loop, False)  # the fit loop's own setter would look at max_steps
+            cast(Any, _Loop.restarting).fset(loop, False)  # the fit loop's own setter would look at max_steps
         else:
             for counts in (epochs.total, epochs.current):
                 counts.processed -= 1

@@ -41,6 +41,7 @@ class ElasticSampler(DistributedSampler[int]):
         self._numel = len(dataset)
         self._repeats = repeats
         self._resumed_epoch = -1
+        self._is_exhausted = False
         self._begin_whole()
 
     @override
@@ -135,7 +136,7 @@ class EvenBatchSampler(Sampler[list[int]]):
         numel, ranks = sampler._numel, sampler.num_replicas
         if 0 < numel < ranks and sampler.rank == 0:
             warnings.warn(
-                f"{numel} samples are fewer than the {ranks} ranks that evaluate them; some count twice, since each rank"
+                f"{numel} samples are fewer than the {ranks} ranks that evaluate them; some count twice, as each rank"
                 " needs one",
                 stacklevel=2,
             )

@@ -55,7 +55,7 @@ class GeneratorStates:
         self._numpy = _numpy_memory()
         # NumPy keeps the second of two Gaussians elsewhere; a new one only together with a change of that memory.
         is_known = last is not None and last._gaussian is None and last._numpy == self._numpy
-        self._gaussian = None if is_known else _numpy_gaussian()
+        self._gaussian: float | None = None if is_known else _numpy_gaussian()
 
     def have_changed(self) -> bool:
         """Whether something was drawn since then."""
