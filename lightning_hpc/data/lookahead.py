@@ -48,8 +48,9 @@ def guess_next_epoch(loader: DataLoader[Any]) -> Guess | None:
     """
     sampler: Any = loader.sampler
     is_known = type(sampler) in _KNOWN_SAMPLERS and type(loader.batch_sampler) in (*_KNOWN_BATCH_SAMPLERS, type(None))
-    has_other_generator = getattr(sampler, "generator", loader.generator) is not loader.generator
-    if not is_known or has_other_generator or epoch_of(loader.dataset) is not None:
+    # From a generator of its own, a RandomSampler draws while it goes on, and once more at its end.
+    has_generator = getattr(sampler, "generator", None) is not None
+    if not is_known or has_generator or epoch_of(loader.dataset) is not None:
         return None
     sampler = copy.copy(sampler)
     epoch = sampler.epoch + 1 if isinstance(sampler, DistributedSampler) else None
