@@ -379,8 +379,10 @@ def run_forked(function: Callable[[], None]) -> int | None:
 
 
 def load_with_few_descriptors() -> None:
-    os.closerange(3, 10**4)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    used = {int(path.name) for path in Path("/proc/self/fd").iterdir()}
+    free = (number for number in itertools.count() if number not in used)
+    limit = next(itertools.islice(free, 64 - 3, None))  # as in a process that has opened nothing else
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     loaders = [SharedMemoryLoader(Nested(64), 2, num_workers=8), SharedMemoryLoader(Parts(64), 2, num_workers=3)]
     held = [list(loader) for _ in range(2) for loader in loaders]
     assert [len(batches) for batches in held] == [32, 33, 32, 33]
