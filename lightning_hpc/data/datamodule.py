@@ -64,16 +64,18 @@ class SharedMemoryDataModule(pl.LightningDataModule):
         seed: Of the order of training samples; None is that of ``seed_everything``, or 0.
 
     Raises:
+        TypeError: If a dataset or the DataModule is something else.
         ValueError: If there are both datasets and a DataModule, or neither; or, when it is read, if a dataset has
             another batch size than is given here.
     """
 
     def __init__(
         self,
-        train_dataset: Dataset[Any] | None = None,
-        val_dataset: Dataset[Any] | list[Dataset[Any]] | None = None,
-        test_dataset: Dataset[Any] | list[Dataset[Any]] | None = None,
-        predict_dataset: Dataset[Any] | list[Dataset[Any]] | None = None,
+        # Without their type argument, or LightningCLI would take no arguments of the datasets.
+        train_dataset: Dataset | None = None,  # type: ignore[type-arg]
+        val_dataset: Dataset | list[Dataset] | None = None,  # type: ignore[type-arg]
+        test_dataset: Dataset | list[Dataset] | None = None,  # type: ignore[type-arg]
+        predict_dataset: Dataset | list[Dataset] | None = None,  # type: ignore[type-arg]
         *,
         datamodule: pl.LightningDataModule | None = None,
         batch_size: int = 1,
@@ -91,6 +93,8 @@ class SharedMemoryDataModule(pl.LightningDataModule):
         if (datamodule is None) == (not given):
             what = f"datamodule and {given[0]}_dataset" if given else "neither datasets nor a datamodule"
             raise ValueError(f"SharedMemoryDataModule got {what}; give it datasets, or datamodule=…")
+        for name, value in (*self._datasets.items(), ("datamodule", datamodule)):
+            _require_kind(name, value)
         self._wrapped = datamodule
         self._batch_size, self._shuffle, self._drop_last, self._seed = batch_size, shuffle, drop_last, seed
         self._num_workers, self._prefetch_factor = num_workers, prefetch_factor
@@ -303,3 +307,16 @@ class SharedMemoryDataModule(pl.LightningDataModule):
 def _is_permutation(sampler: RandomSampler) -> bool:
     is_whole = sampler.num_samples == len(sampler.data_source) and not sampler.replacement
     return is_whole and sampler.generator is None
+
+
+def _require_kind(name: str, value: Any) -> None:
+    """Finds here what would fail in a worker, or deep in Lightning."""
+    if name == "datamodule":
+        if value is not None and not isinstance(value, pl.LightningDataModule):
+            hint = f"; write {value.__name__}()" if isinstance(value, type) else ""
+            raise TypeError(f"datamodule={value!r} is no LightningDataModule of lightning.pytorch{hint}")
+        return
+    for each in value if name != "train" and isinstance(value, (list, tuple)) else [value]:
+        if isinstance(each, (type, pl.LightningDataModule, DataLoader)):
+            hint = "; pass it as datamodule=…" if isinstance(each, pl.LightningDataModule) else ""
+            raise TypeError(f"{name}_dataset={each!r} is no dataset{hint}")

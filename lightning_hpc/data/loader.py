@@ -102,6 +102,12 @@ class SharedMemoryLoader(DataLoader[T]):
         in_order: bool = True,
     ) -> None:
         self._stream: BatchStream | None = None
+        if num_workers != "auto" and (not isinstance(num_workers, int) or isinstance(num_workers, bool)):
+            raise TypeError(f"num_workers={num_workers!r} must be an integer of at least 0, or 'auto'")
+        if prefetch_factor is not None and prefetch_factor < 1:
+            raise ValueError(
+                f"prefetch_factor={prefetch_factor!r} must be at least 1: batches that a worker makes ahead"
+            )
         if num_workers == "auto":
             read = partial(_trial, dataset, batch_size, sampler, batch_sampler, collate_fn, worker_init_fn)
             num_workers = choose_num_workers(read, dataset)

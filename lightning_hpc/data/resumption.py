@@ -79,7 +79,8 @@ def _settle_epochs(loop: Any) -> bool:
     between two epochs as one within the first or second.
     """
     epochs, batches = loop.epoch_progress, loop.epoch_loop.batch_progress
-    if loop.restarting and epochs.current.ready == epochs.current.processed and batches.current.ready:
+    is_counted = epochs.current.ready == epochs.current.processed
+    if loop.restarting and is_counted and 0 < batches.current.processed == batches.current.completed:
         if batches.is_last_batch:
             if epochs.current.completed < epochs.current.processed:
                 epochs.increment_completed()

@@ -122,8 +122,8 @@ class EvenBatchSampler(Sampler[list[int]]):
 
     Where the samples do not divide by the number of ranks, some have one less. They give as many batches as the others
     all the same, by making the last ones smaller, so that a collective in each step does not hang, and no sample is
-    counted twice to that end (Lightning#5060). Only if there are fewer samples than ranks, the ranks that are left read
-    one again, and rank 0 warns.
+    counted twice to that end (Lightning#5060). Only where that is impossible, with fewer samples than ranks or with a
+    last step of single samples, the ranks that have too few read one again, and rank 0 warns.
 
     Args:
         sampler: The samples of this rank, made with ``repeats=False``.
@@ -133,17 +133,19 @@ class EvenBatchSampler(Sampler[list[int]]):
 
     def __init__(self, sampler: ElasticSampler, batch_size: int, drop_last: Literal[False] = False) -> None:
         self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
-        numel, ranks = sampler._numel, sampler.num_replicas
-        if 0 < numel < ranks and sampler.rank == 0:
+        repeated = len(self) * sampler.num_replicas - sampler._numel
+        if repeated > 0 and sampler.rank == 0:
             warnings.warn(
-                f"{numel} samples are fewer than the {ranks} ranks that evaluate them; some count twice, as each rank"
-                " needs one",
+                f"{repeated} of {sampler._numel} samples count twice, as {sampler.num_replicas} ranks evaluate"
+                f" {len(self)} batches of at least one sample each",
                 stacklevel=2,
             )
 
     @override
     def __iter__(self) -> Iterator[list[int]]:
-        indices = list(self.sampler) or [self.sampler.rank % max(self.sampler._numel, 1)]
+        indices = list(self.sampler)
+        if len(indices) < len(self):  # by one
+            indices.append(self.sampler.rank % self.sampler._numel)
         begin = 0
         for left in range(len(self), 0, -1):
             end = min(begin + self.batch_size, len(indices) - (left - 1))

@@ -86,10 +86,6 @@ class WorkerPool:
         dead = {worker for worker in workers if self._processes[worker].sentinel in descriptors}
         return received + [(worker, None) for worker in dead]
 
-    def claimed_by(self, worker: int) -> int:
-        """The number of the task that a worker took last; -1 if none."""
-        return self.claim_of(worker)[0]
-
     def claim_of(self, worker: int) -> tuple[int, int]:
         """Number and attempt of the task that a worker took last; the number is -1 if none."""
         return split_claim(self._claims[worker])
