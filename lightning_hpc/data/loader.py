@@ -145,6 +145,14 @@ class SharedMemoryLoader(DataLoader[T]):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_stream": None, "_progress": None, "_guess": None}
 
+    def _keep(self, **state: Any) -> None:
+        """Sets what changes while the loader is used.
+
+        Lightning records attributes that are set, to set them on loaders that it makes from this one; it would keep
+        workers alive by that, and share them.
+        """
+        self.__dict__.update(state)
+
     @override
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if isinstance(self.dataset, (IterDataPipe, MapDataPipe)):
@@ -157,10 +165,10 @@ class SharedMemoryLoader(DataLoader[T]):
 
     def close(self) -> None:
         """Ends the workers. The next iteration starts new ones; one that is under way cannot go on."""
-        self._guess = None
+        self._keep(_guess=None)
         if self._stream is not None:
             self._stream.close()
-            self._stream = None
+            self._keep(_stream=None)
 
     def state_dict(self) -> dict[str, Any]:
         """The place in the epoch, of a size that does not depend on it.
@@ -197,15 +205,15 @@ class SharedMemoryLoader(DataLoader[T]):
         position = Position.from_dict(state)
         require_same_shares(self, position)
         self.close()  # the workers' copies of the dataset are at another place
-        self._seed, self._progress = position.seed, None
+        self._keep(_seed=position.seed, _progress=None)
         if position.is_over:
-            self._to_load = None
+            self._keep(_to_load=None)
             if position.order is not None:
                 go_behind(self, position.order)
             if position.generator_now is not None:
                 set_generator_state(order_generator(self), position.generator_now)
         else:
-            self._to_load = position if position.order is None else self._go_to(position, position.order)
+            self._keep(_to_load=position if position.order is None else self._go_to(position, position.order))
 
     def _go_to(self, position: Position, order: dict[str, Any]) -> Position:
         """Goes to a place that may be of another number of ranks, which counts the batches before it otherwise."""
@@ -213,7 +221,7 @@ class SharedMemoryLoader(DataLoader[T]):
         go_to(self, order)
         if total is None:
             return position
-        self._length = total
+        self._keep(_length=total)
         left = batches_left(self, position.earlier)
         return replace(position, order=order_state(self), earlier=total - left)
 
@@ -225,25 +233,29 @@ class SharedMemoryLoader(DataLoader[T]):
         """
         is_resumed = self._to_load is not None
         position, plan = self._begin_epoch(seed)
-        self._progress = _Progress(position, is_resumed, told_epoch(self))
+        progress = _Progress(position, is_resumed, told_epoch(self))
+        self._keep(_progress=progress)
         next_batch = self._reader(plan)
         if position.order is None and self._source().is_iterable:
             for _ in range(position.batches):
                 next_batch()
-        return self._progress, next_batch
+        return progress, next_batch
 
     def _begin_epoch(self, seed: int | None) -> tuple[Position, EpochPlan]:
-        position, self._to_load = self._to_load, None
+        position = self._to_load
+        self._keep(_to_load=None)
         if position is None:
-            self._length = None
+            self._keep(_length=None)
             position = Position(generator_state(order_generator(self)), seed, order_state(self), shares=shares_of(self))
-            guess, self._guess = self._guess, None
+            guess = self._guess
+            self._keep(_guess=None)
             if guess is not None and guess[0].holds(self):
                 if guess[0].before is None:
                     self._draw_indices()
                 else:
                     set_generator_state(self.generator, guess[0].after)
-                position.seed = self._seed = guess[1].seed
+                position.seed = guess[1].seed
+                self._keep(_seed=position.seed)
                 return position, guess[1]
             indices = self._draw_indices()
             if position.order is not None:
@@ -260,7 +272,7 @@ class SharedMemoryLoader(DataLoader[T]):
             # Not drawn for each epoch, so that a resumed run has the same ones.
             assert self._base_seed is not None
             position.seed = self._base_seed if self._seed is None else mix(self._seed)
-        self._seed = position.seed
+        self._keep(_seed=position.seed)
         return position, self._plan(indices, position.seed)
 
     def _plan(self, indices: Iterator[Any], seed: int) -> EpochPlan:
@@ -273,7 +285,7 @@ class SharedMemoryLoader(DataLoader[T]):
             return None
         assert self._seed is not None
         plan = self._plan(guess.indices, mix(self._seed))
-        self._guess = (guess, plan)
+        self._keep(_guess=(guess, plan))
         return plan
 
     def _draw_indices(self) -> Iterator[Any]:
@@ -281,7 +293,7 @@ class SharedMemoryLoader(DataLoader[T]):
         if self._base_seed is not None and self.persistent_workers and self.num_workers:
             return iter(self._index_sampler)
         indices = iter(self._index_sampler)
-        self._base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
+        self._keep(_base_seed=int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item()))
         # With workers, a new iterator of `DataLoader` asks twice.
         return iter(self._index_sampler) if self.num_workers else indices
 
@@ -291,9 +303,9 @@ class SharedMemoryLoader(DataLoader[T]):
             return LocalReader(self._source(), plan).next
         if self.persistent_workers is False:
             return self._start_stream(plan.seed).begin(plan)
-        if self._stream is None:
-            self._stream = self._start_stream(plan.seed)
-        return self._stream.begin(plan)
+        stream = self._stream or self._start_stream(plan.seed)
+        self._keep(_stream=stream)
+        return stream.begin(plan)
 
     def _source(self) -> BatchSource:
         return BatchSource(self.dataset, self.collate_fn, self._auto_collation, self.drop_last)

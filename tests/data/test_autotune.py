@@ -1,11 +1,12 @@
 """Workers only where batches take longer to make than to hand over; by a clock that the test turns."""
 
+import os
+import time
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-from lightning_hpc.data import autotune
 from lightning_hpc.data.autotune import choose_num_workers, spare_processors
 from tests.data.modules import Drawn, Stream
 
@@ -13,8 +14,8 @@ from tests.data.modules import Drawn, Stream
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [0.0]
-    monkeypatch.setattr(autotune.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(autotune.os, "sched_getaffinity", lambda _: range(6))
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(6))
     return now
 
 

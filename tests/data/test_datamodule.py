@@ -4,6 +4,8 @@ import copy
 import io
 import multiprocessing
 import pickle
+import subprocess
+import sys
 import tarfile
 import time
 from collections.abc import Callable
@@ -31,7 +33,6 @@ from tests.data.modules import (
     Saves,
     Stream,
     fit,
-    make_trainer,
     plain_loader,
     wrapped,
 )
@@ -73,7 +74,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.mark.parametrize("limits", [{"max_epochs": 2}, {"max_epochs": -1, "max_steps": 20}])
-def test_goes_on_from_every_hook(limits: dict[str, int], tmp_path: Path) -> None:
+def test_goes_on_from_every_hook(limits: dict[str, Any], tmp_path: Path) -> None:
     data = {"val_dataset": [Drawn(5), Drawn(3)], "train": Drawn(31)}
     assert_exact(tmp_path, lambda: datasets(**data), EVERYWHERE, every=2, **limits)
 
@@ -163,7 +164,7 @@ KINDS: dict[str, Callable[[Path], pl.LightningDataModule]] = {
 
 @pytest.mark.parametrize("limits", [{"max_epochs": 3}, {"max_epochs": -1, "max_steps": 21}], ids=["epochs", "steps"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_goes_on_with_all_kinds_of_loaders(kind: str, limits: dict[str, int], tmp_path: Path) -> None:
+def test_goes_on_with_all_kinds_of_loaders(kind: str, limits: dict[str, Any], tmp_path: Path) -> None:
     seen = assert_exact(tmp_path, lambda: KINDS[kind](tmp_path), every=3, compare=numbers, **limits)
     first = [batch for epoch, _, batch in seen if epoch == 0]
     second = [batch for epoch, _, batch in seen if epoch == 1]
@@ -379,6 +380,27 @@ def test_the_first_batches_of_an_epoch_are_read_before_it_begins() -> None:
     assert sorted(number for _, _, batch in model.seen[5:] for number in batch[0]) == list(range(20))
 
 
-def test_a_plain_trainer_run_leaves_the_class_as_it_is() -> None:
-    trainer = make_trainer(max_epochs=1)
-    assert not [each for each in trainer.callbacks if type(each).__name__ == "Resumption"]  # type: ignore[attr-defined]
+def help_of(*arguments: str) -> str:
+    """What the command prints."""
+    script = [sys.executable, "-m", "lightning_hpc", "fit", *arguments]
+    return subprocess.run(script, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+def test_is_configured_from_yaml_with_a_wrapped_class_and_help_explains_it(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(
+        """
+        model: tests.data.modules.Remembers
+        data:
+          class_path: lightning_hpc.data.SharedMemoryDataModule
+          init_args:
+            datamodule: {class_path: tests.data.test_datamodule.Records, init_args: {width: 4}}
+            num_workers: 2
+            prefetch_factor: 3
+        """
+    )
+    printed = help_of("--config", str(tmp_path / "config.yaml"), "--print_config")
+    for line in ("class_path: tests.data.test_datamodule.Records", "width: 4", "num_workers: 2", "prefetch_factor: 3"):
+        assert line in printed
+    explained = " ".join(help_of("--data.help", "lightning_hpc.data.SharedMemoryDataModule").split())
+    assert "0 where workers would only cost" in explained
+    assert "auto" in explained

@@ -66,7 +66,11 @@ def order(ranks: list[list[Any]], epoch: int) -> list[int]:
 
 
 def evaluate(rank: int, ranks: int) -> Any:
-    results = {}
+    results: dict[Any, Any] = {}
+    whole = SharedMemoryDataModule(Drawn(8), Drawn(8), batch_size=4, shuffle=False, num_workers=0)
+    model, _ = fit(whole, strategy="ddp", devices=ranks, max_epochs=1, use_distributed_sampler=False)
+    assert [number for _, _, batch in model.seen for number in batch[0]] == list(range(8))
+    assert [number for _, batch in model.evaluated for number in batch] == list(range(8))
     for numel in (11, 8, 4):
         data = SharedMemoryDataModule(
             val_dataset=Drawn(numel),

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lightning.fabric.utilities.data import _replace_dunder_methods
 from torch.utils.data import (
     DataLoader,
     IterableDataset,
@@ -249,6 +250,18 @@ def test_workers_that_are_not_kept_end_with_their_iterator_and_several_may_run_a
     next(iterator)
     del iterator
     assert children() == before
+
+
+def test_lightning_records_nothing_of_what_changes_in_use() -> None:
+    # It would set the same workers on the loaders that it makes from this one.
+    with _replace_dunder_methods(DataLoader, "dataset"):
+        loader = SharedMemoryLoader(Numbers(8), 2, num_workers=1)
+        assert len(list(loader)) == 4
+        loader.load_state_dict(loader.state_dict())
+        assert len(list(loader)) == 4
+        pickle.dumps(loader)
+    recorded = [args[0] for args, _ in loader.__dict__.get("__pl_attrs_record", ())]
+    assert not [name for name in recorded if name.startswith("_") and name != "_IterableDataset_len_called"]
 
 
 def test_a_loader_can_be_pickled_also_while_it_is_in_use() -> None:

@@ -61,14 +61,15 @@ def test_what_nobody_can_know_is_not_guessed(loader: DataLoader[Any]) -> None:
 
 
 def test_the_order_is_that_of_the_batch_sampler_where_one_is_given() -> None:
-    for batch_sampler in (
+    batch_samplers: list[Any] = [
         BatchSampler(ElasticSampler(Drawn(), 2, 1), 4, False),
         EvenBatchSampler(ElasticSampler(Drawn(), 2, 1, repeats=False), 4),
-    ):
+    ]
+    for batch_sampler in batch_samplers:
         loader: DataLoader[Any] = DataLoader(Drawn(), batch_sampler=batch_sampler)
         guess = guess_next_epoch(loader)
         assert guess is not None
-        batch_sampler.sampler.set_epoch(1)  # type: ignore[union-attr]
+        batch_sampler.sampler.set_epoch(1)
         assert guess.holds(loader)
         assert list(guess.indices) == list(batch_sampler)
     assert guess_next_epoch(DataLoader(Drawn(), batch_sampler=BatchSampler(SubsetRandomSampler([3]), 2, False))) is None

@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 import warnings
+from typing import Any
 
 import pytest
 from torch.utils.data import DistributedSampler
@@ -21,8 +22,8 @@ def in_turn(ranks: list[list[int]]) -> list[int]:
 def test_is_distributed_sampler_where_nothing_is_resumed(shuffle: bool, drop_last: bool) -> None:
     for numel, ranks in itertools.product((1, 5, 53, 64), (1, 2, 3, 4, 7)):
         for rank in range(ranks):
-            arguments = (range(numel), ranks, rank, shuffle, 3, drop_last)
-            ours, theirs = ElasticSampler(*arguments), DistributedSampler(*arguments)  # type: ignore[arg-type]
+            arguments: Any = (range(numel), ranks, rank, shuffle, 3, drop_last)
+            ours, theirs = ElasticSampler(*arguments), DistributedSampler[int](*arguments)
             for epoch in range(2):
                 ours.set_epoch(epoch)
                 theirs.set_epoch(epoch)
@@ -35,14 +36,13 @@ def test_any_chain_of_numbers_of_ranks_reads_the_order_of_one() -> None:
     for case in range(60):
         numel, seed = generator.randrange(1, 200), case
         whole = list(ElasticSampler(range(numel), 1, 0, seed=seed))
-        read, state = [], None
+        read: list[int] = []
+        state = ElasticSampler(range(numel), 1, 0, seed=seed).state_dict()
         for _ in range(4):
             ranks = generator.randrange(1, 7)
             samplers = [ElasticSampler(range(numel), ranks, rank, seed=seed + 1) for rank in range(ranks)]
-            for sampler in samplers if state else []:
+            for sampler in samplers:
                 sampler.load_state_dict(state)
-            if state is None:
-                samplers = [ElasticSampler(range(numel), ranks, rank, seed=seed) for rank in range(ranks)]
             each = generator.randrange(0, max(1, (numel - len(read)) // ranks + 1))
             read += in_turn([list(itertools.islice(sampler, each)) for sampler in samplers])
             states = [sampler.state_dict(each) for sampler in samplers]
