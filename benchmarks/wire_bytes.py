@@ -42,7 +42,7 @@ from benchmarks.cluster import Cluster, ClusterRunError
 from examples.language_model import LanguageModel
 from lightning_hpc.comm.stats import CommStats
 from lightning_hpc.comm.topology import Topology
-from lightning_hpc.commands.timed_fit import WARM_UP_STEPS
+from lightning_hpc.commands.timed_fit import ONLY_TRAINING, WARM_UP_STEPS
 from lightning_hpc.strategies import HPCStrategy
 
 HEADERS = 1.046  # Ethernet, IP and TCP with time stamps at an MTU of 1500
@@ -198,13 +198,8 @@ def train(codec: str, shape: Sequence[int], steps: int) -> RankReport:
         accelerator="cpu",
         devices=sum(shape),  # one node by its book: it knows none with another number of ranks
         max_steps=WARM_UP_STEPS + steps,
-        limit_val_batches=0,
-        num_sanity_val_steps=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         callbacks=[counting],
+        **ONLY_TRAINING,
     )
     trainer.fit(model, DataLoader(TensorDataset(windows), batch_size=1, collate_fn=_take_window))
     payload, sent, packets = counting.per_step()

@@ -45,6 +45,7 @@ from benchmarks.cluster import Cluster, ClusterRunError, ClusterUnavailableError
 from examples.digits import DigitReader, Digits
 from examples.language_model import LanguageModel, StandardLibrary
 from lightning_hpc.comm.codecs import CODEC_NAMES
+from lightning_hpc.commands.timed_fit import ONLY_TRAINING
 from lightning_hpc.strategies import HPCStrategy
 
 FORMAT = "lightning_hpc.convergence/1"
@@ -188,12 +189,8 @@ def train(training: Training, arguments: argparse.Namespace) -> Result:
         accelerator="cpu",
         devices=local_world_size,
         num_nodes=int(os.environ["WORLD_SIZE"]) // local_world_size,
-        limit_val_batches=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         callbacks=[score],
+        **ONLY_TRAINING,
         **task.length,
     )
     trainer.fit(model, data)

@@ -17,6 +17,16 @@ from lightning_hpc.commands.observing_strategy import ObservingStrategy
 WARM_UP_STEPS = 3
 """DistributedDataParallel rebuilds its buckets after the first step, and codecs fill what they keep."""
 
+ONLY_TRAINING: dict[str, Any] = {
+    "limit_val_batches": 0,
+    "num_sanity_val_steps": 0,
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
+"""Arguments of a Trainer that is to do nothing else, and to say nothing."""
+
 _MOST_TRIALS = 200  # steps after which compression="auto" must have decided
 _LOOK_EVERY = 5  # steps, during its trials
 
@@ -72,13 +82,8 @@ def timed_fit(
     trainer = Trainer(
         strategy=strategy,
         max_steps=WARM_UP_STEPS + steps + (_MOST_TRIALS if is_tuned else 0),
-        limit_val_batches=0,
-        num_sanity_val_steps=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         callbacks=[timer],
+        **ONLY_TRAINING,
         **trainer_arguments,
     )
     trainer.fit(model, data)

@@ -5,19 +5,17 @@ import multiprocessing
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, IterDataPipe, MapDataPipe, Sampler
-
-# What DataLoader does for `pin_memory`; it has no public name.
-from torch.utils.data._utils.pin_memory import pin_memory as pin_batch
 from typing_extensions import override
 
 from lightning_hpc.data.autotune import choose_num_workers
 from lightning_hpc.data.batch_stream import BatchStream
+from lightning_hpc.data.epoch_iterator import EpochIterator, Progress
 from lightning_hpc.data.fetching import BatchSource, epoch_of
 from lightning_hpc.data.local_reader import EpochPlan, LocalReader
 from lightning_hpc.data.lookahead import Guess, guess_next_epoch
@@ -135,7 +133,7 @@ class SharedMemoryLoader(DataLoader[T]):
         self._seed: int | None = None
         self._to_load: Position | None = None
         self._guess: tuple[Guess, EpochPlan] | None = None
-        self._progress: _Progress | None = None
+        self._progress: Progress | None = None
         self._length: int | None = None
         self.count_waiting: Callable[[], tuple[int, bool]] | None = None
         if isinstance(dataset, IterableDataset) and hasattr(dataset, "set_epoch"):
@@ -157,7 +155,7 @@ class SharedMemoryLoader(DataLoader[T]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if isinstance(self.dataset, (IterDataPipe, MapDataPipe)):
             return super().__iter__()  # torch has deprecated them, and shuffles and shards them in its own iterators
-        return _LoaderIterator(self, self._should_pin())
+        return EpochIterator(self, self._begin, self._should_pin())
 
     @override
     def __len__(self) -> int:
@@ -225,7 +223,7 @@ class SharedMemoryLoader(DataLoader[T]):
         left = batches_left(self, position.earlier)
         return replace(position, order=order_state(self), earlier=total - left)
 
-    def _begin(self, seed: int | None = None) -> "tuple[_Progress, Callable[[], Any]]":
+    def _begin(self, seed: int | None = None) -> tuple[Progress, Callable[[], Any]]:
         """Begins an epoch, or what is left of it.
 
         Args:
@@ -233,7 +231,7 @@ class SharedMemoryLoader(DataLoader[T]):
         """
         is_resumed = self._to_load is not None
         position, plan = self._begin_epoch(seed)
-        progress = _Progress(position, is_resumed, told_epoch(self))
+        progress = Progress(position, is_resumed, told_epoch(self))
         self._keep(_progress=progress)
         next_batch = self._reader(plan)
         if position.order is None and self._source().is_iterable:
@@ -340,63 +338,3 @@ def _trial(
     if batch_size is None and batch_sampler is None:
         return SharedMemoryLoader(dataset, None, sampler=[index for batch in batches for index in batch], **kwargs)
     return SharedMemoryLoader(dataset, batch_sampler=batches, **kwargs)
-
-
-@dataclass
-class _Progress:
-    """What both a loader and its iterator know of an epoch."""
-
-    start: Position
-    is_resumed: bool
-    told: tuple[Any, Any]  # epochs that were announced
-    asked: int = 0
-    handed_out: int = 0
-    is_over: bool = False
-
-    @property
-    def total(self) -> int:
-        return self.start.total + self.handed_out
-
-
-class _LoaderIterator(Iterator[Any]):
-    """One epoch, or what is left of it."""
-
-    def __init__(self, loader: SharedMemoryLoader[Any], is_pinned: bool) -> None:
-        self._loader, self._is_pinned = loader, is_pinned
-        self._progress, self._next_batch = loader._begin()
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    @override
-    def __next__(self) -> Any:
-        if not self._progress.handed_out and told_epoch(self._loader) != self._progress.told:
-            self._heed_epoch()
-        self._progress.asked += 1
-        try:
-            batch = self._next_batch()
-        except StopIteration:
-            self._progress.is_over = True
-            raise
-        self._progress.handed_out += 1
-        length: Any = self._loader._IterableDataset_len_called
-        if length is not None and self._progress.handed_out > length:
-            self._warn_of_length(length)
-        return pin_batch(batch) if self._is_pinned else batch
-
-    def _heed_epoch(self) -> None:
-        """An epoch was announced after `iter`, as Lightning does when it resumes a run."""
-        start = self._progress.start
-        if not self._progress.is_resumed:
-            self._progress, self._next_batch = self._loader._begin(start.seed)
-        elif start.order is not None:
-            go_to(self._loader, start.order)  # what is left of another epoch comes first
-        self._progress.told = told_epoch(self._loader)
-
-    def _warn_of_length(self, length: int) -> None:
-        warnings.warn(
-            f"{type(self._loader.dataset).__name__} has a length of {length}, but gives more: batch"
-            f" {self._progress.total}; with workers, each has to give its own part only"
-            " (torch.utils.data.get_worker_info)",
-            stacklevel=3,
-        )

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
 from lightning_hpc.data.fetching import epoch_of
-from lightning_hpc.data.position import generator_at, generator_state, skip
+from lightning_hpc.data.position import generator_at, generator_state, sampler_of, skip
 from lightning_hpc.data.sampling import ElasticSampler, EvenBatchSampler
 
 _KNOWN_SAMPLERS = (SequentialSampler, RandomSampler, DistributedSampler, ElasticSampler)
@@ -36,14 +36,9 @@ class Guess:
 
     def holds(self, loader: DataLoader[Any]) -> bool:
         """Whether the epoch that begins now is the one that was guessed."""
-        if getattr(_sampler_of(loader), "epoch", None) != self.epoch:
+        if getattr(sampler_of(loader), "epoch", None) != self.epoch:
             return False
         return self.before is None or torch.equal(self.before, generator_state(loader.generator))
-
-
-def _sampler_of(loader: DataLoader[Any]) -> Any:
-    """What gives the order; beside a given batch sampler, ``loader.sampler`` is one that nobody asks."""
-    return loader.sampler if loader.batch_sampler is None else getattr(loader.batch_sampler, "sampler", None)
 
 
 def guess_next_epoch(loader: DataLoader[Any]) -> Guess | None:
@@ -51,7 +46,7 @@ def guess_next_epoch(loader: DataLoader[Any]) -> Guess | None:
 
     The generator and the sampler are left as they are.
     """
-    sampler = _sampler_of(loader)
+    sampler = sampler_of(loader)
     is_known = type(sampler) in _KNOWN_SAMPLERS and type(loader.batch_sampler) in (*_KNOWN_BATCH_SAMPLERS, type(None))
     # From a generator of its own, a RandomSampler draws while it goes on, and once more at its end.
     has_generator = getattr(sampler, "generator", None) is not None

@@ -38,6 +38,11 @@ class SharedMapping:
         """A new view of all of it. The memory stays mapped while there is a view, or anything made from one."""
         return memoryview(self._memory)
 
+    @property
+    def claims(self) -> memoryview:
+        """The first page, as int64: which task each worker has taken."""
+        return self.view[:PAGE].cast("q")
+
     def as_tensor(self) -> Tensor:
         """All of it, uint8."""
         return torch.frombuffer(self._memory, dtype=torch.uint8)

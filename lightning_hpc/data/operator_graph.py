@@ -1,8 +1,6 @@
 """`OperatorGraph`: the steps that turn what a dataset reads into what a model takes, by the names of their values."""
 
 import os
-import pickle
-import random
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -11,11 +9,10 @@ from difflib import get_close_matches
 from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 
 from lightning_hpc.data.operators import OperatorHints, hints_of
-from lightning_hpc.data.seeding import KeptGenerators
+from lightning_hpc.data.seeding import GeneratorStates, KeptGenerators
 
 
 @dataclass(frozen=True, eq=False)
@@ -325,9 +322,9 @@ def _run(steps: list[Step], values: dict[str, Any]) -> None:
 
 def _run_checked(steps: list[Step], values: dict[str, Any]) -> None:
     for step in steps:
-        before = _generators()
+        before = GeneratorStates()
         _run([step], values)
-        if step.hints.compute == "high" and not step.hints.random and _generators() != before:
+        if step.hints.compute == "high" and not step.hints.random and before.have_changed():
             raise ValueError(f"{step} draws random numbers, which threads would mix up; give it the hint random=True")
 
 
@@ -343,8 +340,3 @@ def _apply(step: Step, arguments: list[Any]) -> Any:
 def _apply_in_mode(step: Step, arguments: list[Any], inference: bool, grad: bool) -> Any:
     with torch.inference_mode(inference), torch.set_grad_enabled(grad):
         return _apply(step, arguments)
-
-
-def _generators() -> bytes:
-    """The state of the three that everybody draws from."""
-    return pickle.dumps((random.getstate(), np.random.get_state(), torch.default_generator.get_state().numpy()))

@@ -159,11 +159,15 @@ def go_behind(loader: DataLoader[Any], order: dict[str, Any]) -> None:
         found[0].set_epoch(order["epoch"] + 1)
 
 
+def sampler_of(loader: DataLoader[Any]) -> Any:
+    """What gives the order; beside a given batch sampler, ``loader.sampler`` is one that nobody asks."""
+    return loader.sampler if loader.batch_sampler is None else getattr(loader.batch_sampler, "sampler", None)
+
+
 def told_epoch(loader: DataLoader[Any]) -> tuple[Any, Any]:
     """The epochs that a loader's sampler and its dataset have been told; None for what takes none."""
     order = order_state(loader)
-    sampler = loader.sampler if loader.batch_sampler is None else getattr(loader.batch_sampler, "sampler", None)
-    told = getattr(sampler, "epoch", None) if order is None else order.get("epoch")
+    told = getattr(sampler_of(loader), "epoch", None) if order is None else order.get("epoch")
     return told, epoch_of(loader.dataset)
 
 
@@ -224,14 +228,13 @@ def order_generator(loader: DataLoader[Any]) -> torch.Generator | None:
 @contextlib.contextmanager
 def generator_at(generator: torch.Generator | None, state: Tensor, is_restored: bool = True) -> Iterator[None]:
     """Puts a generator, PyTorch's own if None, into another state, for a while if ``is_restored``."""
-    used = generator or torch.default_generator
-    before = used.get_state()
-    used.set_state(state.cpu())
+    before = generator_state(generator)
+    set_generator_state(generator, state.cpu())
     try:
         yield
     finally:
         if is_restored:
-            used.set_state(before)
+            set_generator_state(generator, before)
 
 
 def generator_state(generator: torch.Generator | None) -> Tensor:

@@ -96,10 +96,7 @@ class KeptGenerators:
     """Gives the three generators back the state that they had, so that nobody notices what was drawn between."""
 
     def __enter__(self) -> None:
-        self._state = (random.getstate(), np.random.get_state(), torch.default_generator.get_state())
+        self._states = GeneratorStates()
 
     def __exit__(self, *_: Any) -> None:
-        python, numpy, pytorch = self._state
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.default_generator.set_state(pytorch)
+        self._states.restore()

@@ -151,7 +151,7 @@ class _Worker:
         self._settings, self._number = settings, number
         self._tasks, self._control = tasks, control
         self._backlog: deque[bytes] = deque()
-        self._claims = settings.mapping.view[:4096].cast("q")
+        self._claims = settings.mapping.claims
         self._writer = SlotWriter(settings.mapping.as_tensor())
         source = settings.source
         self._collates_in_slot = source.collate_fn is default_collate

@@ -46,7 +46,7 @@ class WorkerPool:
         self._controls: list[socket.socket] = []
         self._processes: list[BaseProcess] = []
         self._by_descriptor: dict[int, int] = {}
-        self._claims = settings.mapping.view[:4096].cast("q")
+        self._claims = settings.mapping.claims
         self._finalizer = weakref.finalize(
             self, _end, os.getpid(), self._processes, self._controls, self._shared, self._poll
         )

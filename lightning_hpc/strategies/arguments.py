@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightning_hpc.comm.codecs import CODEC_NAMES, BlockCodec, Codec, make_codec
 from lightning_hpc.comm.codecs.arguments import require_number
@@ -33,7 +34,7 @@ def choose_bucket_mib(model_bytes: float) -> float:
     return min(max(model_bytes / _BUCKETS / 2**20, _MIN_BUCKET_MIB), _MAX_BUCKET_MIB)
 
 
-def choose_buckets(codec: str, model_bytes: float) -> dict[str, Any]:
+def choose_buckets(codec: str, parameters: Iterable[torch.nn.Parameter]) -> dict[str, Any]:
     """The arguments of DistributedDataParallel for ``bucket_cap_mb="auto"``.
 
     Where exact sums wait for the network, two smaller buckets in front let it begin earlier, which is worth 3 % at
@@ -41,11 +42,12 @@ def choose_buckets(codec: str, model_bytes: float) -> dict[str, Any]:
 
     Args:
         codec: How gradients are reduced, as for `GradientReducer.use`.
-        model_bytes: Of all gradients.
+        parameters: Those of the module.
     """
-    cap = choose_bucket_mib(model_bytes)
     if codec == "ddp":
         return {}
+    trained = (parameter for parameter in parameters if parameter.requires_grad)
+    cap = choose_bucket_mib(sum(parameter.numel() * parameter.element_size() for parameter in trained))
     return {"bucket_cap_mb_list": [cap / 5, 2 * cap / 5, cap]} if codec == "none" else {"bucket_cap_mb": cap}
 
 
@@ -57,6 +59,19 @@ def require_known(kwargs: dict[str, Any], constructors: Iterable[Callable[..., A
         near = difflib.get_close_matches(unknown[0], known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else " and neither does DistributedDataParallel"
         raise TypeError(f"HPCStrategy takes no argument {unknown[0]!r}{hint}")
+
+
+def require_sync_batchnorm_device(module: torch.nn.Module, device: torch.device) -> None:
+    """Refuses ``sync_batchnorm=True`` where torch would refuse it in the middle of the first step.
+
+    Raises:
+        ValueError: If the module has batch normalisation, and the device is not CUDA.
+    """
+    if device.type != "cuda" and any(isinstance(each, _BatchNorm) for each in module.modules()):
+        raise ValueError(
+            f"sync_batchnorm=True needs CUDA: torch's SyncBatchNorm does not run on {device.type!r};"
+            " set Trainer(sync_batchnorm=False), or use a normalisation without batch statistics"
+        )
 
 
 def parse_compression(compression: Any) -> list[Codec]:

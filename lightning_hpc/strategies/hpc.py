@@ -15,7 +15,6 @@ from lightning.pytorch.overrides.distributed import _register_ddp_comm_hook
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -35,6 +34,7 @@ from lightning_hpc.strategies.arguments import (
     parse_mebibytes,
     parse_topology,
     require_known,
+    require_sync_batchnorm_device,
 )
 from lightning_hpc.strategies.codec_checkpoint import (
     load_codec_state,
@@ -131,8 +131,9 @@ class HPCStrategy(DDPStrategy):
 
     @override
     def setup(self, trainer: "pl.Trainer") -> None:
-        if trainer.state.fn == TrainerFn.FITTING:
-            self._require_sync_batchnorm_device()
+        if trainer.state.fn == TrainerFn.FITTING and self._layer_sync is not None:
+            assert self.model is not None
+            require_sync_batchnorm_device(self.model, self.root_device)
         super().setup(trainer)
 
     @override
@@ -277,11 +278,9 @@ class HPCStrategy(DDPStrategy):
         if self._has_own_buckets or self._ddp_comm_hook is not None:
             return
         assert self.model is not None
-        trained = (parameter for parameter in self.model.parameters() if parameter.requires_grad)
         for name in ("bucket_cap_mb", "bucket_cap_mb_list"):  # of an earlier choice
             self._ddp_kwargs.pop(name, None)
-        numel = sum(parameter.numel() * parameter.element_size() for parameter in trained)
-        self._ddp_kwargs.update(choose_buckets(codec, numel))
+        self._ddp_kwargs.update(choose_buckets(codec, self.model.parameters()))
 
     def _follow_choice_with_buckets(self) -> None:
         """Wraps the module anew where ``compression="auto"`` goes to plain DDP or exact sums, or leaves them."""
@@ -353,14 +352,3 @@ class HPCStrategy(DDPStrategy):
         return (
             f"HPCStrategy: hierarchical all-reduce over {len(topology.nodes)} nodes, ranks by node {topology}{packed}."
         )
-
-    def _require_sync_batchnorm_device(self) -> None:
-        """Refuses here what torch refuses in the middle of the first step."""
-        if self._layer_sync is None or self.root_device.type == "cuda":
-            return
-        assert self.model is not None
-        if any(isinstance(module, _BatchNorm) for module in self.model.modules()):
-            raise ValueError(
-                f"sync_batchnorm=True needs CUDA: torch's SyncBatchNorm does not run on {self.root_device.type!r};"
-                " set Trainer(sync_batchnorm=False), or use a normalisation without batch statistics"
-            )
