@@ -8,7 +8,7 @@ node's link, what they send each other within the node does not.
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lightning_hpc.comm.groups import plan_groups
 from lightning_hpc.comm.link_speed import LinkSpeed
@@ -18,6 +18,7 @@ _STAGE_SECONDS = 2e-4  # of the host, for a slice at a stage: wake a thread, sta
 # Share of the link's rate that the two hops of a codec reach: both directions are full, and a hop ends with its slower
 # one. (Measured with int8, int4 and int3 at 50 Mbit/s: 0.83, 0.85, 0.82 of what the rate alone would give.)
 _HOPS_EFFICIENCY = 0.85
+_DDP_BUCKET_NUMEL = 25 * 2**18  # DistributedDataParallel's own default, beside which ours are small
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,15 @@ class Workload:
         ready: For each bucket in its order, the seconds from the start of the step until its gradients are computed,
             and their number.
         tail_seconds: From the last reduced gradient to the end of the step: the optimizer, above all.
+        observed: What reduced the gradients while these times were observed, ``"none"`` or a codec; empty if they were
+            not.
+        step_seconds: How long the whole step took then.
     """
 
     ready: tuple[tuple[float, int], ...]
     tail_seconds: float
+    observed: str = ""
+    step_seconds: float = 0.0
 
     @classmethod
     def uniform(
@@ -93,6 +99,30 @@ class Prediction:
     bytes_per_node: float
 
 
+def predict_choices(
+    workload: Workload, topology: Topology, costs: Sequence[CodecCost], slice_numel: int
+) -> list[Prediction]:
+    """Plain DDP in its own buckets, and the hierarchy with each codec.
+
+    Where steps were observed, the hierarchy is not expected to be faster than it was then, but for what the codecs
+    compute: if they waited for the host, which several ranks may share, so will others. Observe the lightest codec.
+
+    Args:
+        workload: The computation, in the buckets of the hierarchy.
+        topology: As for `predict`.
+        costs: Of all codecs, the observed one and ``"none"`` among them.
+        slice_numel: Numbers in a slice.
+    """
+    host = {cost.name: workload.numel * sum(_codec_seconds(topology, cost)) for cost in costs}
+    predictions = [predict_ddp(_in_ddp_buckets(workload), topology)]
+    for cost in costs:
+        prediction = predict(workload, topology, cost, slice_numel)
+        floor = workload.step_seconds + host[cost.name] - host[workload.observed] if workload.observed else 0.0
+        step = max(prediction.step_seconds, floor)
+        predictions.append(replace(prediction, step_seconds=step, exposed_seconds=step - workload.compute_seconds))
+    return predictions
+
+
 def predict_ddp(workload: Workload, topology: Topology) -> Prediction:
     """The flat ring in the order of ranks, one bucket after the other (plain DDP)."""
     size = topology.world_size
@@ -150,20 +180,35 @@ def _stages(topology: Topology, cost: CodecCost) -> list[tuple[float, float]]:
         inner.append((link.latency_seconds + _STAGE_SECONDS, moved / link.bytes_per_second))
         held /= lanes
     outermost = topology.links[-1]
-    nodes = len(topology.domains)
     rate = outermost.bytes_per_second * (_HOPS_EFFICIENCY if cost.agrees else 1.0)
     crossing = (2 * outermost.latency_seconds + _STAGE_SECONDS, _crossing_bytes(topology, cost) / rate)
-    pack = (_STAGE_SECONDS, held * cost.pack_seconds)
-    unpacked = held * cost.unpack_seconds * (nodes if cost.gathered_bytes else 2)
-    unpack = (_STAGE_SECONDS, unpacked)
+    pack, unpack = ((_STAGE_SECONDS, seconds) for seconds in _codec_seconds(topology, cost))
     agree = [(outermost.latency_seconds + _STAGE_SECONDS, 0.0)] if cost.agrees else []
     return [*inner, *agree, pack, crossing, unpack, *reversed(inner)]
+
+
+def _codec_seconds(topology: Topology, cost: CodecCost) -> tuple[float, float]:
+    """What a rank packs and unpacks, for each number of the model."""
+    held = 1 / math.prod(lanes for lanes, _ in _inner_levels(topology))
+    packets = len(topology.domains) if cost.gathered_bytes else 2
+    return held * cost.pack_seconds, held * cost.unpack_seconds * packets
 
 
 def _crossing_bytes(topology: Topology, cost: CodecCost) -> float:
     """Payload that one domain of the outermost level sends for each number of the model."""
     nodes = len(topology.domains)
     return (nodes - 1) / nodes * cost.scattered_bytes + (nodes - 1) * cost.gathered_bytes
+
+
+def _in_ddp_buckets(workload: Workload) -> Workload:
+    """The same gradients in the buckets of plain DDP: a small one first, then large ones."""
+    merged: list[tuple[float, int]] = []
+    for at, numel in workload.ready:
+        if len(merged) > 1 and merged[-1][1] < _DDP_BUCKET_NUMEL:
+            merged[-1] = (at, merged[-1][1] + numel)
+        else:
+            merged.append((at, numel))
+    return replace(workload, ready=tuple(merged))
 
 
 def _inner_levels(topology: Topology) -> list[tuple[int, int]]:

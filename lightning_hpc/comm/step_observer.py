@@ -46,20 +46,25 @@ class StepObserver:
         alike = [workload for workload in observed if [numel for _, numel in workload.ready] == sizes]
         times = zip(*([at for at, _ in workload.ready] for workload in alike), strict=True)
         ready = tuple((statistics.median(time_), numel) for time_, numel in zip(times, sizes, strict=True))
-        return Workload(ready, statistics.median(workload.tail_seconds for workload in alike))
+        tail, step = (
+            statistics.median(getattr(workload, name) for workload in alike)
+            for name in ("tail_seconds", "step_seconds")
+        )
+        return Workload(ready, tail, alike[-1].observed, step)
 
     def _arrive(self, numel: int) -> None:
         self._arrivals.append((time.perf_counter(), numel))
 
     def _workload(self, began: float, now: float) -> Workload:
-        reduced = self._reducer.reduced_at
+        reduced, codec = self._reducer.reduced_at, self._reducer.codec
         if reduced is not None:
-            return Workload(tuple((at - began, numel) for at, numel in self._arrivals), now - reduced)
+            ready = tuple((at - began, numel) for at, numel in self._arrivals)
+            return Workload(ready, now - reduced, codec, now - began)
         # On CUDA the host only launches: take a third of the computation for forward, which backward doubles.
         waited = self._stats.exposed_seconds / max(self._stats.reductions, 1)
         compute = max(now - began - waited, 0.0)
         count = len(self._arrivals)
-        ready = (
+        ready = tuple(
             (compute * (1 + 2 * (index + 1) / count) / 3, numel) for index, (_, numel) in enumerate(self._arrivals)
         )
-        return Workload(tuple(ready), 0.0)
+        return Workload(ready, 0.0, codec, now - began)

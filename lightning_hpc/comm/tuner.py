@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
-from lightning_hpc.comm.cost_model import CodecCost, Prediction, Workload, predict, predict_ddp
+from lightning_hpc.comm.cost_model import CodecCost, predict_choices
 from lightning_hpc.comm.hook import GradientReducer
 from lightning_hpc.comm.policy import CodecPolicy, Order
 from lightning_hpc.comm.stats import CommStats, Decision
@@ -89,7 +89,7 @@ class CodecTuner:
         if self._policy is None:
             if workload is None:  # no bucket came by
                 return Order(self._lightest, _OBSERVED_STEPS)
-            predictions = self._predict(workload)
+            predictions = predict_choices(workload, self._topology, self._costs, self._slice_numel)
             self._policy = CodecPolicy(self._choices, {item.name: item.step_seconds for item in predictions})
             return self._policy.start()
         order = self._policy.next(self._seconds)
@@ -97,10 +97,6 @@ class CodecTuner:
             self._record(order, self._policy)
         self._settled = self._policy.is_settled
         return order
-
-    def _predict(self, workload: Workload) -> list[Prediction]:
-        predictions = [predict(workload, self._topology, cost, self._slice_numel) for cost in self._costs]
-        return [predict_ddp(workload, self._topology), *predictions]
 
     def _record(self, order: Order, policy: CodecPolicy) -> None:
         decision = Decision(

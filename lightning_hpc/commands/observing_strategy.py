@@ -1,6 +1,6 @@
 """`HPCStrategy` that notes what its steps compute, for the cost model."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
@@ -10,12 +10,10 @@ from typing_extensions import override
 
 from lightning_hpc.comm.codec_cost import measure_codec
 from lightning_hpc.comm.codecs import CODEC_NAMES, make_codec
-from lightning_hpc.comm.cost_model import CodecCost, Workload, predict, predict_ddp
+from lightning_hpc.comm.cost_model import CodecCost, predict_choices
 from lightning_hpc.comm.layout import ParameterSpec
 from lightning_hpc.comm.step_observer import StepObserver
 from lightning_hpc.strategies import HPCStrategy
-
-_DDP_BUCKET_NUMEL = 25 * 2**18  # DistributedDataParallel's own default, beside which ours are small
 
 
 class ObservingStrategy(HPCStrategy):
@@ -62,20 +60,5 @@ class ObservingStrategy(HPCStrategy):
         ]
         costs = [CodecCost(), *(measure_codec(make_codec(name), specs, self.root_device) for name in CODEC_NAMES)]
         slice_numel = round((self._slice_mb or 4.0) * 2**18)
-        found = {cost.name: predict(workload, topology, cost, slice_numel).step_seconds for cost in costs}
-        return {"ddp": predict_ddp(_in_ddp_buckets(workload), topology).step_seconds, **found}
-
-
-def _in_ddp_buckets(workload: Workload) -> Workload:
-    """The same gradients in the buckets of plain DDP: a small one first, then large ones."""
-    return Workload(tuple(_merge(workload.ready)), workload.tail_seconds)
-
-
-def _merge(ready: Iterable[tuple[float, int]]) -> list[tuple[float, int]]:
-    merged: list[tuple[float, int]] = []
-    for at, numel in ready:
-        if len(merged) > 1 and merged[-1][1] < _DDP_BUCKET_NUMEL:
-            merged[-1] = (at, merged[-1][1] + numel)
-        else:
-            merged.append((at, numel))
-    return merged
+        found = predict_choices(workload, topology, costs, slice_numel)
+        return {prediction.name: prediction.step_seconds for prediction in found}

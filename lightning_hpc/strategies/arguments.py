@@ -25,30 +25,14 @@ _MIN_BUCKET_MIB, _MAX_BUCKET_MIB = 2.0, 25.0
 
 
 def choose_bucket_mib(model_bytes: float) -> float:
-    """MiB of a bucket for ``bucket_cap_mb="auto"`` over several nodes.
+    """MiB of a bucket of the hierarchy for ``bucket_cap_mb="auto"``. The flat all-reduce is best in DDP's own buckets.
 
     Five buckets: with fewer, the network waits for the first one, with more, their handling costs more than that.
     Measured with 13 MB of gradients on 2 x 2 emulated ranks at 200 Mbit/s; the bounds keep very small and very large
-    models from buckets that are all latency, or many hundred. See docs/communication.md.
+    models from buckets that are all latency, or many hundred. Smaller ones in front or at the end bring nothing. See
+    docs/communication.md.
     """
     return min(max(model_bytes / _BUCKETS / 2**20, _MIN_BUCKET_MIB), _MAX_BUCKET_MIB)
-
-
-def choose_buckets(codec: str, parameters: Iterable[torch.nn.Parameter]) -> dict[str, Any]:
-    """The arguments of DistributedDataParallel for ``bucket_cap_mb="auto"``.
-
-    Where exact sums wait for the network, two smaller buckets in front let it begin earlier, which is worth 3 % at
-    200 Mbit/s; with a codec, handling them costs what they bring. The flat all-reduce is best in DDP's own buckets.
-
-    Args:
-        codec: How gradients are reduced, as for `GradientReducer.use`.
-        parameters: Those of the module.
-    """
-    if codec == "ddp":
-        return {}
-    trained = (parameter for parameter in parameters if parameter.requires_grad)
-    cap = choose_bucket_mib(sum(parameter.numel() * parameter.element_size() for parameter in trained))
-    return {"bucket_cap_mb_list": [cap / 5, 2 * cap / 5, cap]} if codec == "none" else {"bucket_cap_mb": cap}
 
 
 def require_known(kwargs: dict[str, Any], constructors: Iterable[Callable[..., Any]]) -> None:

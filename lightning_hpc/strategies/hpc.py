@@ -29,7 +29,7 @@ from lightning_hpc.comm.stats import CommStats
 from lightning_hpc.comm.topology import Topology
 from lightning_hpc.comm.tuner import CodecTuner
 from lightning_hpc.strategies.arguments import (
-    choose_buckets,
+    choose_bucket_mib,
     parse_compression,
     parse_mebibytes,
     parse_topology,
@@ -64,8 +64,7 @@ class HPCStrategy(DDPStrategy):
             ``"auto"`` measures what is fastest here: plain DDP, exact sums, bf16, int8, int4 or int3.
         error_feedback: Whether what a codec loses is added to the next step's gradients.
         bucket_cap_mb: Gradients are reduced in buckets of this many MiB while backward still runs; ``"auto"`` is a
-            fifth of the model, from 2 to 25, over several nodes, with two smaller ones first where sums are exact, and
-            DDP's own default otherwise.
+            fifth of the model, from 2 to 25, over several nodes, and DDP's own default otherwise.
         slice_mb: MiB of a bucket that move through the levels together; ``"auto"`` is 4.
         **kwargs: Everything `DDPStrategy` and `DistributedDataParallel` take. A ``ddp_comm_hook`` replaces the
             hierarchy, on every device.
@@ -139,7 +138,7 @@ class HPCStrategy(DDPStrategy):
     @override
     def configure_ddp(self) -> None:
         topology = self._agreed_topology = self._agree_on_topology()
-        self._set_buckets("ddp" if topology.depth == 1 else self._codecs[0].name if self._codecs else "none")
+        self._set_buckets(is_flat=topology.depth == 1)
         super().configure_ddp()
         self.comm_stats = CommStats() if self._ddp_comm_hook is None else None
         if self.comm_stats is not None and self.world_size > 1:
@@ -272,27 +271,29 @@ class HPCStrategy(DDPStrategy):
             return with_measured_links(Topology.from_lists([[rank] for rank in range(self.world_size)]), found)
         return found.topology
 
-    def _set_buckets(self, codec: str) -> None:
-        """Sets the size of DistributedDataParallel's buckets to what is best with a codec."""
-        self._bucketed_for = codec
+    def _set_buckets(self, *, is_flat: bool) -> None:
+        """Sets the size of DistributedDataParallel's buckets to what is best for the flat all-reduce, or the levels."""
+        self._is_bucketed_flat = is_flat
         if self._has_own_buckets or self._ddp_comm_hook is not None:
             return
         assert self.model is not None
-        for name in ("bucket_cap_mb", "bucket_cap_mb_list"):  # of an earlier choice
-            self._ddp_kwargs.pop(name, None)
-        self._ddp_kwargs.update(choose_buckets(codec, self.model.parameters()))
+        self._ddp_kwargs.pop("bucket_cap_mb", None)  # of an earlier choice
+        if not is_flat:
+            trained = (parameter for parameter in self.model.parameters() if parameter.requires_grad)
+            model_bytes = sum(parameter.numel() * parameter.element_size() for parameter in trained)
+            self._ddp_kwargs["bucket_cap_mb"] = choose_bucket_mib(model_bytes)
 
     def _follow_choice_with_buckets(self) -> None:
-        """Wraps the module anew where ``compression="auto"`` goes to plain DDP or exact sums, or leaves them."""
+        """Wraps the module anew where ``compression="auto"`` goes to plain DDP, or leaves it."""
         if self._tuner is None or self._reducer is None or self._has_own_buckets:
             return
         assert isinstance(self.model, DistributedDataParallel)
-        codec, former = ({"ddp", "none"} & {name} for name in (self._reducer.codec, self._bucketed_for))
+        is_flat = self._reducer.codec == "ddp"
         # While gradients accumulate, Lightning holds this very object in `no_sync`.
-        if codec == former or not self.model.require_backward_grad_sync:
+        if is_flat == self._is_bucketed_flat or not self.model.require_backward_grad_sync:
             return
         module = self.model = self.model.module  # frees the old buckets before there are new ones
-        self._set_buckets(self._reducer.codec)
+        self._set_buckets(is_flat=is_flat)
         settings = self._ddp_kwargs
         self._ddp_kwargs = {**settings, "init_sync": False}  # the ranks are equal: do not send the model again
         self.model = self._setup_model(module)

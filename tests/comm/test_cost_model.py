@@ -1,8 +1,18 @@
 """The model against arithmetic that can be done by hand."""
 
+from dataclasses import replace
+
 import pytest
 
-from lightning_hpc.comm.cost_model import CodecCost, Workload, predict, predict_ddp, scale_nodes
+from lightning_hpc.comm.cost_model import (
+    CodecCost,
+    Prediction,
+    Workload,
+    predict,
+    predict_choices,
+    predict_ddp,
+    scale_nodes,
+)
 from lightning_hpc.comm.link_speed import LinkSpeed
 from lightning_hpc.comm.topology import Topology
 
@@ -58,6 +68,41 @@ def test_packing_can_be_what_limits() -> None:
     cost = CodecCost("slow", scattered_bytes=1e-6, pack_seconds=1e-6)
     prediction = predict(one_bucket(), TWO_BY_TWO, cost, slice_numel=NUMEL // 10)
     assert prediction.exposed_seconds == pytest.approx(5, abs=0.1)  # each of two ranks packs half of the numbers
+
+
+def choices(workload: Workload, topology: Topology, *costs: CodecCost) -> dict[str, Prediction]:
+    found = predict_choices(workload, topology, [CodecCost(), *costs], slice_numel=NUMEL // 10)
+    return {prediction.name: prediction for prediction in found}
+
+
+def test_what_the_lightest_codec_waited_for_beside_the_network_the_others_wait_for_too() -> None:
+    quick = Topology.from_lists([[0, 1], [2, 3]], [FAST, LinkSpeed(1e-9, 1e12)])
+    light, heavy = CodecCost("light", 0.1, pack_seconds=2e-8), CodecCost("heavy", 0.2, pack_seconds=8e-8)
+    # 3.5 s of computation took 5 s, as four ranks shared two cores.
+    seen = choices(replace(one_bucket(), observed="light", step_seconds=5.0), quick, light, heavy)
+    assert seen["light"].step_seconds == pytest.approx(5.0)
+    assert seen["none"].step_seconds == pytest.approx(5.0 - 0.1)  # 5 million numbers a rank are not packed
+    assert seen["heavy"].step_seconds == pytest.approx(5.0 + 0.3)
+    assert seen["heavy"].exposed_seconds == pytest.approx(5.3 - 3.5)
+    # Plain DDP has none of the hierarchy's threads.
+    assert seen["ddp"].step_seconds == pytest.approx(3.5, abs=0.01)
+
+
+def test_what_waits_for_the_network_is_predicted_by_it() -> None:
+    light = CodecCost("light", scattered_bytes=0.8)
+    seen = choices(replace(one_bucket(), observed="light", step_seconds=8.0), TWO_BY_TWO, light)
+    assert seen["none"] == choices(one_bucket(), TWO_BY_TWO, light)["none"]
+
+
+def test_plain_ddp_is_predicted_in_its_own_buckets() -> None:
+    many = Workload.uniform(
+        numel=4 * NUMEL, forward_seconds=1.0, backward_seconds=2.0, tail_seconds=0.5, bucket_numel=NUMEL // 10
+    )
+    slow_to_begin = Topology.from_lists([[0, 1], [2, 3]], [FAST, LinkSpeed(0.1, 1e15)])
+    # A ring of four ranks passes on six times; 40 buckets become one of a million numbers and six large ones.
+    begins = 1 + 2 / 40
+    assert choices(many, slow_to_begin)["ddp"].step_seconds == pytest.approx(begins + 7 * 0.6 + 0.5)
+    assert predict_ddp(many, slow_to_begin).step_seconds == pytest.approx(begins + 40 * 0.6 + 0.5)
 
 
 def test_three_levels_use_the_middle_link_too() -> None:
