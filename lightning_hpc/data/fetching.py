@@ -4,6 +4,8 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
+from operator import getitem
 from typing import Any
 
 from torch.utils.data import IterableDataset
@@ -24,12 +26,14 @@ class BatchSource:
         collate_fn: Makes a batch of samples, or converts a single one.
         auto_collation: Whether there are several samples in a batch.
         drop_last: Whether an iterable dataset's last batch is dropped if it is not full.
+        transform: What is made of each sample before it is collated; None leaves it as it is.
     """
 
     dataset: Any
     collate_fn: Callable[[Any], Any]
     auto_collation: bool
     drop_last: bool
+    transform: Callable[[Any], Any] | None = None
 
     @property
     def is_iterable(self) -> bool:
@@ -59,9 +63,13 @@ class MapFetcher:
         restart: Callable[[], None] = lambda: None,
         keeps_generators: bool = False,
     ) -> None:
-        self._dataset, self._collate, self._restart = source.dataset, collate, restart
+        self._collate, self._restart = collate, restart
         self._auto_collation = source.auto_collation
-        self._fetch_all = getattr(source.dataset, "__getitems__", None)
+        self._get: Callable[[Any], Any] = partial(getitem, source.dataset)
+        self._get_all: Callable[[Any], Any] | None = getattr(source.dataset, "__getitems__", None)
+        if source.transform is not None:
+            self._get = partial(_get_transformed, self._get, source.transform)
+            self._get_all = self._get_all and partial(_get_all_transformed, self._get_all, source.transform)
         self._is_seeded = False
         self._states: GeneratorStates | None = None
         self._keeper = KeptGenerators() if keeps_generators else nullcontext()
@@ -93,18 +101,18 @@ class MapFetcher:
         """A batch, seeded unless ``seed`` is None."""
         if not self._auto_collation:
             return self._collate(self._read(index, seed))
-        if self._fetch_all:
+        if self._get_all:
             if seed is not None:
                 seed_all(seed_for(seed, next(iter(index), 0)))
-            return self._collate(self._fetch_all(index))
+            return self._collate(self._get_all(index))
         if seed is None:
-            return self._collate([self._dataset[each] for each in index])
+            return self._collate([self._get(each) for each in index])
         return self._collate([self._read(each, seed) for each in index])
 
     def _read(self, index: Any, seed: int | None) -> Any:
         if seed is not None:
             seed_all(seed_for(seed, index))
-        return self._dataset[index]
+        return self._get(index)
 
 
 class IterableFetcher:
@@ -145,10 +153,19 @@ class IterableFetcher:
 
     def _next(self) -> Any:
         try:
-            return next(self._samples)
+            sample = next(self._samples)
         except StopIteration:
             self._is_over = True
             raise ExhaustedError from None
+        return sample if self._source.transform is None else self._source.transform(sample)
+
+
+def _get_transformed(get: Callable[[Any], Any], transform: Callable[[Any], Any], index: Any) -> Any:
+    return transform(get(index))
+
+
+def _get_all_transformed(get_all: Callable[[Any], Any], transform: Callable[[Any], Any], index: Any) -> list[Any]:
+    return [transform(sample) for sample in get_all(index)]
 
 
 def set_epoch(dataset: Any, epoch: int | None) -> None:

@@ -4,35 +4,15 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from difflib import get_close_matches
 from statistics import median
 from typing import Any
 
 import torch
 
+from lightning_hpc.data.operator_plan import Plan, Step, apply_in_mode, arguments_of, run, run_checked
 from lightning_hpc.data.operators import OperatorHints, hints_of
-from lightning_hpc.data.seeding import GeneratorStates, KeptGenerators
-
-
-@dataclass(frozen=True, eq=False)
-class Step:
-    """A node of a graph: `OperatorGraph.add` explains the attributes."""
-
-    function: Callable[..., Any]
-    inputs: tuple[str, ...]
-    output: str
-    when: str | None
-    hints: OperatorHints
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """Names of all values that must be there before: inputs and condition."""
-        return self.inputs if self.when is None else (*self.inputs, self.when)
-
-    def __str__(self) -> str:
-        name = getattr(self.function, "__name__", type(self.function).__name__)
-        return f"step {self.output!r} = {name}({', '.join(self.inputs)})"
+from lightning_hpc.data.seeding import KeptGenerators
 
 
 class OperatorGraph:
@@ -79,7 +59,8 @@ class OperatorGraph:
         self._steps: dict[str, Step] = {}
         self._known = frozenset(self.outputs or ())  # all names that outputs and steps mention
         self._optional: frozenset[str] = frozenset()  # what the part of the graph before this one may skip
-        self._plans: dict[frozenset[str], _Plan] = {}
+        self._constants: dict[str, Any] = {}
+        self._plans: dict[frozenset[str], Plan] = {}
         self._pool: tuple[int, ThreadPoolExecutor] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -140,6 +121,20 @@ class OperatorGraph:
         self._steps[step.output] = step
         self._known |= {*step.needs, step.output}
 
+    def bind(self, **constants: Any) -> "OperatorGraph":
+        """The same graph, where steps find these values too, instead of what data have under their names.
+
+        They are in the result only if they are among the outputs.
+
+        Raises:
+            ValueError: If a step makes a value of that name.
+        """
+        if made := sorted(constants.keys() & self._steps.keys()):
+            raise ValueError(f"{self._steps[made[0]]} makes {made[0]!r}, which cannot be given a value as well")
+        bound = self._part(self.steps, self.outputs, self._optional, self.threads)
+        bound._constants = {**self._constants, **constants}
+        return bound
+
     def split(self, last: Collection[str]) -> tuple["OperatorGraph", "OperatorGraph"]:
         """Two graphs that, one after the other, do what this one does.
 
@@ -162,13 +157,17 @@ class OperatorGraph:
         second = [step for step in self.steps if step.output in last]
         leaving = self.outputs
         if leaving is not None:
-            taken = (name for step in second for name in step.needs)
+            taken = (name for step in second for name in step.needs if name not in self._constants)
             leaving = tuple(dict.fromkeys(name for name in (*leaving, *taken) if name not in last))
-        return self._part(first, leaving, self._optional, self.threads), self._part(second, self.outputs, skippable)
+        parts = (
+            self._part(first, leaving, self._optional, self.threads),
+            self._part(second, self.outputs, skippable, threads=1),
+        )
+        return parts[0].bind(**self._constants), parts[1].bind(**self._constants)
 
     @staticmethod
     def _part(
-        steps: list[Step], outputs: tuple[str, ...] | None, optional: Collection[str], threads: int = 1
+        steps: Iterable[Step], outputs: tuple[str, ...] | None, optional: Collection[str], threads: int
     ) -> "OperatorGraph":
         part = OperatorGraph(outputs, threads=threads)
         part._optional = frozenset(optional)
@@ -189,20 +188,22 @@ class OperatorGraph:
         """
         if not isinstance(data, Mapping):
             raise TypeError(f"an OperatorGraph takes values by name, such as {{'image': ...}}, got {type(data)}")
-        values = dict(data)
+        values = {**data, **self._constants}
         structure = self._known.intersection(values)
         plan = self._plans.get(structure)
         if plan is None:
             plan = self._plans[structure] = self._make_plan(values)
         if not plan.levels:
-            _run(plan.steps, values)
+            run(plan.steps, values)
         elif plan.is_checked:
             self._run_in_threads(plan, values)
         else:
-            _run_checked(plan.steps, values)
+            run_checked(plan.steps, values)
             plan.is_checked = True
         if self.outputs is None:
-            return values
+            for name in self._constants:
+                del values[name]
+            return {**data, **values} if self._constants.keys() & data.keys() else values
         return {name: values[name] for name in self.outputs if name in values}
 
     def measure(
@@ -215,6 +216,7 @@ class OperatorGraph:
             repeats: How often; another run before is not counted.
             synchronize: Waits until a device has done its work, as `torch.cuda.synchronize`; the default does nothing.
         """
+        data = {**data, **self._constants}
         steps = self._make_plan(dict(data)).steps
         seconds: dict[str, list[float]] = {step.output: [] for step in self.steps}
         with KeptGenerators():
@@ -223,12 +225,12 @@ class OperatorGraph:
                 for step in steps:
                     synchronize()
                     start = time.perf_counter()
-                    _run([step], values)
+                    run([step], values)
                     synchronize()
                     seconds[step.output].append(time.perf_counter() - start)
         return {output: median(times[1:] or [0.0]) for output, times in seconds.items()}
 
-    def _make_plan(self, data: dict[str, Any]) -> "_Plan":
+    def _make_plan(self, data: dict[str, Any]) -> Plan:
         known, absent, steps = dict.fromkeys(data), set(self._optional.difference(data)), []
         for step in self.steps:
             if step.output in data:
@@ -240,15 +242,15 @@ class OperatorGraph:
             known[step.output] = None
             steps.append(step)
         _require([name for name in self.outputs or () if name not in absent], known, "the result")
-        return _Plan(steps, self.threads)
+        return Plan(steps, self.threads)
 
-    def _run_in_threads(self, plan: "_Plan", values: dict[str, Any]) -> None:
+    def _run_in_threads(self, plan: Plan, values: dict[str, Any]) -> None:
         for own, others in plan.levels:
             modes = torch.is_inference_mode_enabled(), torch.is_grad_enabled()  # each thread has its own
-            calls = [(step, arguments) for step in others if (arguments := _arguments(step, values)) is not None]
-            futures = [self._threads().submit(_apply_in_mode, *call, *modes) for call in calls]
+            calls = [(step, arguments) for step in others if (arguments := arguments_of(step, values)) is not None]
+            futures = [self._threads().submit(apply_in_mode, *call, *modes) for call in calls]
             try:
-                _run(own, values)
+                run(own, values)
             finally:
                 wait(futures)  # or they would work on for a sample that has been given up
             values.update((step.output, future.result()) for (step, _), future in zip(calls, futures, strict=True))
@@ -262,81 +264,9 @@ class OperatorGraph:
         return self._pool[1]
 
 
-class _Plan:
-    """The steps that data of one structure goes through, and their levels if some can run at once."""
-
-    def __init__(self, steps: list[Step], threads: int) -> None:
-        levels = [_share_out(level) for level in _levels(steps)] if threads > 1 else []
-        self.steps, self.levels = steps, levels if any(others for _, others in levels) else []
-        self.is_checked = False
-
-
-def _levels(steps: list[Step]) -> list[list[Step]]:
-    """Steps by depth: each needs values of earlier levels only, and random ones keep their order."""
-    depth: dict[str, int] = {}
-    levels: list[list[Step]] = []
-    earliest_random = 0
-    for step in steps:
-        level = max((depth[name] + 1 for name in step.needs if name in depth), default=0)
-        if step.hints.random:
-            level = earliest_random = max(level, earliest_random)
-        depth[step.output] = level
-        levels += [[] for _ in range(level + 1 - len(levels))]
-        levels[level].append(step)
-    return levels
-
-
-def _share_out(level: list[Step]) -> tuple[list[Step], list[Step]]:
-    """The steps of a level for the calling thread and those for others; the calling one gets a heavy one too."""
-    heavy = [step for step in level if step.hints.compute == "high"]
-    others = [step for step in heavy if not step.hints.random]
-    if others and len(others) == len(heavy):
-        others.pop()
-    return [step for step in level if step not in others], others
-
-
 def _require(names: Collection[str], known: Collection[str], taker: object) -> None:
     for name in names:
         if name not in known:
             close = get_close_matches(name, known, 1)
             advice = f"did you mean {close[0]!r}?" if close else "give it with the data or add a step that makes it."
             raise ValueError(f"{taker} takes {name!r}, but the data and the steps before have {list(known)}; {advice}")
-
-
-def _arguments(step: Step, values: dict[str, Any]) -> list[Any] | None:
-    """None if the step is skipped."""
-    try:
-        arguments = [values[name] for name in step.inputs]
-        condition = step.when is None or values[step.when]
-    except KeyError:  # the plan has checked all names, so a step before was skipped
-        return None
-    return arguments if condition else None
-
-
-def _run(steps: list[Step], values: dict[str, Any]) -> None:
-    for step in steps:
-        arguments = _arguments(step, values)
-        if arguments is not None:
-            values[step.output] = _apply(step, arguments)
-
-
-def _run_checked(steps: list[Step], values: dict[str, Any]) -> None:
-    for step in steps:
-        before = GeneratorStates()
-        _run([step], values)
-        if step.hints.compute == "high" and not step.hints.random and before.have_changed():
-            raise ValueError(f"{step} draws random numbers, which threads would mix up; give it the hint random=True")
-
-
-def _apply(step: Step, arguments: list[Any]) -> Any:
-    try:
-        return step.function(*arguments)
-    except Exception as error:
-        if note := getattr(error, "add_note", None):  # Python 3.11
-            note(f"in {step}")
-        raise
-
-
-def _apply_in_mode(step: Step, arguments: list[Any], inference: bool, grad: bool) -> Any:
-    with torch.inference_mode(inference), torch.set_grad_enabled(grad):
-        return _apply(step, arguments)

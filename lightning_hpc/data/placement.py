@@ -4,7 +4,8 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from lightning_hpc.data.operator_graph import OperatorGraph, Step
+from lightning_hpc.data.operator_graph import OperatorGraph
+from lightning_hpc.data.operator_plan import Step
 
 _TIE = 0.05
 """Placements whose batches take as long up to this share are equal, and a device that waits for less hardly waits."""
@@ -126,19 +127,19 @@ def place(
 
     Args:
         graph: The whole.
-        has_device: Whether there is a device that batches are copied to.
+        has_device: Whether there is a device that batches are copied to. Without one, steps that need it take the
+            batch in the trainer's process, and all others run in the workers.
         load: What was measured.
         current: Outputs of the steps that ran on the device while the load was measured, `Placement.on_device`; by
             default those that can run nowhere else.
 
     Raises:
-        ValueError: As `sides_of`, or if there is no device and a step needs one.
+        ValueError: As `sides_of`.
     """
     sides = sides_of(graph)
     if not has_device:
-        if sides.device:
-            raise ValueError(f"{list(sides.device)} need a device and there is none; use runs_on='any' or 'worker'")
-        return _placement(graph, frozenset(), "no device: every step runs in the workers")
+        why = f"no device: {_names(graph, sides.device)} on the batch, all else in the workers"
+        return _placement(graph, frozenset(sides.device), why)
     movable = sides.either
     # From the least on the device to the most: of equal cuts, `min` takes the first.
     cuts = [frozenset((*movable[index:], *sides.device)) for index in range(len(movable), -1, -1)]

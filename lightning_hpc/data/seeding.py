@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.random import MT19937, get_bit_generator  # type: ignore[attr-defined]
+from torch.utils._pytree import tree_leaves
 
 _MASK = 2**64 - 1
 _MT19937_BYTES = 624 * 4 + 4  # its words, and the position in them
@@ -54,13 +55,13 @@ class GeneratorStates:
         self._torch = torch.default_generator.get_state()
         self._numpy = _numpy_memory()
         # NumPy keeps the second of two Gaussians elsewhere; a new one only together with a change of that memory.
-        is_known = last is not None and last._gaussian is None and last._numpy == self._numpy
+        is_known = last is not None and last._gaussian is None and _are_equal(last._numpy, self._numpy)
         self._gaussian: float | None = None if is_known else _numpy_gaussian()
 
     def have_changed(self) -> bool:
         """Whether something was drawn since then."""
         return (
-            self._numpy != _numpy_memory()
+            not _are_equal(self._numpy, _numpy_memory())
             or (self._gaussian is not None and self._gaussian != _numpy_gaussian())
             or not torch.equal(self._torch, torch.default_generator.get_state())
             or self._python != random.getstate()
@@ -85,6 +86,12 @@ def _numpy_memory() -> bytes | dict[str, Any]:
     if isinstance(generator, MT19937):
         return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
     return dict(generator.state)  # somebody has put another one in its place
+
+
+def _are_equal(one: bytes | dict[str, Any], other: bytes | dict[str, Any]) -> bool:
+    if isinstance(one, bytes):
+        return one == other
+    return all(map(np.array_equal, tree_leaves(one), tree_leaves(other)))  # of another generator, with arrays in it
 
 
 def _numpy_gaussian() -> float | None:

@@ -169,3 +169,28 @@ def test_a_dataset_that_takes_or_shows_no_epoch_is_left_alone() -> None:
     set_epoch(dataset, 3)
     dataset.epoch = 5  # type: ignore[attr-defined]
     assert epoch_of(dataset) is None
+
+
+def transformed(dataset: Dataset[Any], transform: Any, auto_collation: bool = True) -> BatchSource:
+    return BatchSource(dataset, as_list, auto_collation, False, transform)
+
+
+def first_twice(sample: Any) -> int:
+    return 2 * int(sample[0])
+
+
+def test_a_transform_is_applied_to_each_sample_of_any_kind_of_dataset() -> None:
+    with KeptGenerators():
+        for dataset in (Numbers(5), FetchedTogether(5)):
+            assert MapFetcher(transformed(dataset, first_twice), as_list)([3, 1], 0) == [6, 2]
+        assert MapFetcher(transformed(Numbers(5), first_twice, auto_collation=False), as_list)(4, 0) == 8
+    assert IterableFetcher(transformed(Parts(3), first_twice), as_list)([None] * 3) == [0, 2, 4]
+
+
+def test_a_transform_draws_by_the_sample_too() -> None:
+    def draw(sample: Any) -> float:
+        return float(torch.rand(()))
+
+    with KeptGenerators():
+        one, other = (MapFetcher(transformed(Numbers(9), draw), as_list) for _ in range(2))
+        assert one([1, 2, 3], 0)[2] == other([3], 0)[0]

@@ -1,25 +1,21 @@
 """The graph against a sequential execution by hand, with and without threads; plans, skipped steps, faults."""
 
-import copy
-import os
-import pickle
 import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from operator import add, neg
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
 
 from lightning_hpc.data.operator_graph import OperatorGraph
 from lightning_hpc.data.operators import OperatorHints, operator
 from lightning_hpc.data.seeding import seed_all
-from tests.helpers import run_ranks
 
 HEAVY = OperatorHints("high")
 
@@ -289,63 +285,6 @@ def test_an_error_comes_through_in_its_type_after_all_threads_are_done(failing: 
 
 
 @operator(compute="high")
-def square(x: int) -> int:
-    return x * x
-
-
-@operator(compute="high")
-def cube(x: int) -> int:
-    return x**3
-
-
-def two_branches() -> OperatorGraph:
-    graph = OperatorGraph(outputs=["s", "c"], threads=2)
-    graph.add(square, inputs="x", output="s")
-    graph.add(cube, inputs="x", output="c")
-    graph.add(nn.Identity(), inputs="x", output="same")
-    for _ in range(3):
-        graph({"x": 2})
-    return graph
-
-
-def test_copies_work_and_can_be_extended() -> None:
-    graph = two_branches()
-    for other in (copy.deepcopy(graph), pickle.loads(pickle.dumps(graph))):
-        assert [other({"x": x}) for x in (2, 3, 4)] == [{"s": x * x, "c": x**3} for x in (2, 3, 4)]
-        assert other.steps[2].function is not graph.steps[2].function
-    copy.deepcopy(graph).add(square, inputs="s", output="more")
-
-
-def call_graph(rank: int, world_size: int, graph: OperatorGraph) -> list[dict[str, int]]:
-    return [graph({"x": rank + i}) for i in range(3)]
-
-
-def test_it_goes_to_another_process() -> None:
-    assert run_ranks(call_graph, 1, two_branches(), init_gloo=False) == [[{"s": i * i, "c": i**3} for i in range(3)]]
-
-
-class Squares(Dataset[dict[str, int]]):
-    def __init__(self, graph: OperatorGraph) -> None:
-        self.graph, self.pid = graph, os.getpid()
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> dict[str, int]:
-        assert os.getpid() != self.pid
-        return self.graph({"x": index})
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_worker_has_threads_of_its_own() -> None:
-    dataset = Squares(two_branches())
-    loader = DataLoader(dataset, batch_size=4, num_workers=1, multiprocessing_context="fork", timeout=30)
-    (batch,) = list(loader)
-    assert batch["s"].tolist() == [0, 1, 4, 9]
-    assert batch["c"].tolist() == [0, 1, 8, 27]
-
-
 def test_measure_tells_the_slow_step_and_leaves_generators_and_plans_alone() -> None:
     drawn, waits = [], []
     graph = OperatorGraph()
@@ -363,3 +302,22 @@ def test_measure_tells_the_slow_step_and_leaves_generators_and_plans_alone() -> 
     graph.add(abs, inputs="a", output="later")
     _, second = graph.split(["too"])
     assert second.measure({"a": 1}) == {"too": 0.0}
+
+
+def test_a_bound_value_is_there_for_steps_and_conditions_but_not_in_the_result() -> None:
+    graph = OperatorGraph()
+    graph.add(neg, inputs="a", output="b", when="training")
+    assert graph.bind(training=True)({"a": 1}) == {"a": 1, "b": -1}
+    assert graph.bind(training=False)({"a": 1, "training": True}) == {"a": 1, "training": True}
+    assert OperatorGraph(outputs=("scale",)).bind(scale=2).bind(other=3)({}) == {"scale": 2}
+    with pytest.raises(ValueError, match=r"step 'b' = neg\(a\) makes 'b', which cannot be given a value as well"):
+        graph.bind(b=1)
+
+
+def test_both_parts_of_a_graph_find_its_bound_values() -> None:
+    graph = OperatorGraph(outputs=("c",))
+    graph.add(add, inputs=("a", "k"), output="b")
+    graph.add(add, inputs=("b", "k"), output="c")
+    first, second = graph.bind(k=10).split(["c"])
+    assert first({"a": 1}) == {"b": 11}
+    assert second({"b": 11}) == {"c": 21}

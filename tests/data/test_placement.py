@@ -62,12 +62,13 @@ def test_a_worker_cannot_take_what_the_device_makes(second: Any, reason: str) ->
         place(chain(DEVICE, ANY, second), has_device=True)
 
 
-def test_without_a_device_all_is_in_the_workers_and_a_step_that_needs_one_is_named() -> None:
+def test_without_a_device_all_is_in_the_workers_but_what_needs_one() -> None:
     placement = place(chain(WORKER, HEAVY, ANY), has_device=False)
     assert (placement.device, placement.on_device) == (None, frozenset())
     assert placement.worker({"x": torch.ones(1)})["2"].item() == -1
-    with pytest.raises(ValueError, match=r"\['1'\] need a device and there is none; use runs_on='any'"):
-        place(chain(WORKER, DEVICE), has_device=False)
+    placement = place(chain(WORKER, HEAVY, DEVICE), has_device=False)
+    assert placement.on_device == {"2"}
+    assert placement.reason == "no device: '2' on the batch, all else in the workers"
 
 
 @pytest.mark.parametrize(

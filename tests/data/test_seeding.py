@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from numpy.random import PCG64, SFC64, BitGenerator, Philox, get_bit_generator, set_bit_generator  # type: ignore[attr-defined]
 
 from lightning_hpc.data.seeding import GeneratorStates, KeptGenerators, mix, seed_all, seed_for
 
@@ -98,3 +99,19 @@ def test_every_draw_is_noticed(drawing: Callable[[], float], odd: bool) -> None:
         states = GeneratorStates()
         drawing()
         assert states.have_changed()
+
+
+@pytest.mark.parametrize("generator", [Philox, SFC64, PCG64])
+def test_another_generator_of_numpy_is_looked_at_and_put_back_too(generator: type[BitGenerator]) -> None:
+    former = get_bit_generator()
+    set_bit_generator(generator(3))
+    try:
+        states = GeneratorStates(GeneratorStates())
+        assert not states.have_changed()
+        drawn = np.random.rand()
+        assert states.have_changed()
+        states.restore()
+        assert not states.have_changed()
+        assert np.random.rand() == drawn
+    finally:
+        set_bit_generator(former)
