@@ -57,6 +57,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         drop_last: As ``batch_size``.
 
     Raises:
+        TypeError: If a size, the seed or an epoch is no whole number.
         ValueError: If a sample has more than ``max_tokens`` (the message has its index and length) or less than zero
             tokens, or an argument is out of range.
     """
@@ -253,9 +254,8 @@ def _warn_of_repetition(repeated: int, num_replicas: int) -> None:
 def _checked_lengths(lengths: Any, max_tokens: int) -> Ints:
     array = np.asarray(lengths.cpu() if isinstance(lengths, Tensor) else lengths)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise ValueError(
-            f"lengths must be whole numbers, one a sample, got {array.dtype} of shape {array.shape}; round them up."
-        )
+        what = repr(lengths) if array.ndim == 0 else f"an array of {array.dtype} and shape {list(array.shape)}"
+        raise ValueError(f"lengths must be whole numbers, one a sample, got {what}; round fractions up.")
     array = array.astype(np.int64)
     unfit = np.flatnonzero((array < 0) | (array > max_tokens))
     if unfit.size:
@@ -278,5 +278,7 @@ def _checked_ranks(num_replicas: int | None, rank: int | None) -> tuple[int, int
 
 def _require_at_least(least: int, **values: int | None) -> None:
     for name, value in values.items():
+        if value is not None and not isinstance(value, (int, np.integer)):
+            raise TypeError(f"{name}={value!r} must be a whole number.")
         if value is not None and value < least:
             raise ValueError(f"{name} must be at least {least}, got {value!r}.")

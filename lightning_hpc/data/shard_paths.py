@@ -1,7 +1,6 @@
 """The paths that a list or a pattern of shards stands for."""
 
 import glob
-import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -17,11 +16,19 @@ def find_shards(shards: str | Path | Sequence[str | Path]) -> list[str]:
 
     Raises:
         FileNotFoundError: If no file fits a pattern.
+        IsADirectoryError: If a path is that of a folder.
+        TypeError: If it is neither a pattern nor paths.
         ValueError: If there is no path, or one is there twice.
     """
-    paths = _expand(os.fspath(shards)) if isinstance(shards, (str, Path)) else [os.fspath(path) for path in shards]
+    given = [shards] if isinstance(shards, (str, Path)) else shards
+    if not isinstance(given, Sequence) or not all(isinstance(each, (str, Path)) for each in given):
+        raise TypeError(f"shards={shards!r} must be a pattern, or a list of paths of tar files")
+    paths = _expand(str(shards)) if given is not shards else [str(path) for path in given]
     if not paths:
-        raise ValueError("shards is an empty list; give at least one path of a tar file")
+        raise ValueError(f"shards={shards!r} stands for no path; give at least one of a tar file")
+    for path in paths:
+        if Path(path).is_dir():
+            raise IsADirectoryError(f"shard {path} is a folder; write '{path.rstrip('/')}/*.tar' for the files in it")
     for path, times in Counter(Path(path).absolute() for path in paths).items():
         if times > 1:
             raise ValueError(f"shard {path} is listed {times} times; its samples would come as often in each epoch")
@@ -48,4 +55,7 @@ def _choices(text: str) -> list[str]:
     bounds = re.fullmatch(r"(\d+)\.\.(\d+)", text)
     if bounds is None:
         return text.split(",")
-    return [str(number).zfill(len(bounds[1])) for number in range(int(bounds[1]), int(bounds[2]) + 1)]
+    first, last = int(bounds[1]), int(bounds[2])
+    if last < first:
+        raise ValueError(f"{{{text}}} counts down; write {{{bounds[2]}..{bounds[1]}}}")
+    return [str(number).zfill(len(bounds[1])) for number in range(first, last + 1)]

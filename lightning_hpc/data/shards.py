@@ -85,6 +85,8 @@ class TarShardDataset(IterableDataset[Any]):
     ) -> None:
         super().__init__()
         for name, value in (("batch_size", batch_size), ("buffer_size", buffer_size)):
+            if not isinstance(value, int):
+                raise TypeError(f"{name}={value!r} must be an integer")
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value!r}")
         place = None if num_replicas is None or rank is None else (rank, num_replicas)

@@ -261,8 +261,9 @@ def test_few_samples_can_be_resumed_on_more_ranks() -> None:
     [
         ({"lengths": [3, 11, 4, 12]}, r"sample 1 has 11 tokens, not within 0 and max_tokens=10 \(2 such samples"),
         ({"lengths": [3, -1]}, "sample 1 has -1 tokens"),
-        ({"lengths": [3.5, 2.0]}, r"whole numbers, one a sample, got float64 of shape \(2,\)"),
-        ({"lengths": torch.ones(2, 2, dtype=torch.int64)}, r"got int64 of shape \(2, 2\)"),
+        ({"lengths": [3.5, 2.0]}, r"whole numbers, one a sample, got an array of float64 and shape \[2\]"),
+        ({"lengths": "abc"}, "got 'abc'"),
+        ({"lengths": torch.ones(2, 2, dtype=torch.int64)}, r"got an array of int64 and shape \[2, 2\]"),
         ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
         ({"max_samples": 0}, "max_samples must be at least 1, got 0"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
@@ -275,6 +276,12 @@ def test_few_samples_can_be_resumed_on_more_ranks() -> None:
 def test_wrong_arguments_are_quoted(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TokenBudgetBatchSampler(**({"lengths": [3, 4], "max_tokens": 10} | arguments))
+
+
+@pytest.mark.parametrize("wrong", ["10", 10.5])
+def test_a_budget_that_is_no_whole_number_is_quoted(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=f"max_tokens={wrong!r} must be a whole number"):
+        TokenBudgetBatchSampler([3, 4], wrong)
 
 
 def test_wrong_epochs_and_counts_are_quoted() -> None:

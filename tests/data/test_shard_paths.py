@@ -1,6 +1,8 @@
 """Which paths a pattern stands for, and what is no list of shards."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,5 +49,15 @@ def test_no_shards_are_refused(names: list[str], tmp_path: Path) -> None:
         find_shards(f"{tmp_path}/test-*.tar")
     with pytest.raises(FileNotFoundError, match=r"no shard fits '.*/train-005\.tar'"):
         find_shards(f"{tmp_path}/train-{{000..005}}.tar")
-    with pytest.raises(ValueError, match="empty list"):
+    with pytest.raises(ValueError, match=r"shards=\[\] stands for no path"):
         find_shards([])
+    with pytest.raises(ValueError, match=r"\{3\.\.1\} counts down; write \{1\.\.3\}"):
+        find_shards(f"{tmp_path}/train-{{3..1}}.tar")
+    with pytest.raises(IsADirectoryError, match=r"is a folder; write '.*/\*\.tar'"):
+        find_shards([tmp_path])
+
+
+@pytest.mark.parametrize("wrong", [3, [3], None])
+def test_what_is_no_path_is_quoted(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=f"shards={re.escape(repr(wrong))} must be a pattern, or a list of paths"):
+        find_shards(wrong)
