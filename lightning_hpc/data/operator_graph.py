@@ -1,14 +1,17 @@
 """`OperatorGraph`: the steps that turn what a dataset reads into what a model takes, by the names of their values."""
 
+import copy
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from difflib import get_close_matches
 from statistics import median
 from typing import Any
 
 import torch
+from torch import nn
 
 from lightning_hpc.data.operator_plan import Plan, Step, apply_in_mode, arguments_of, run, run_checked
 from lightning_hpc.data.operators import OperatorHints, hints_of
@@ -134,6 +137,16 @@ class OperatorGraph:
         bound = self._part(self.steps, self.outputs, self._optional, self.threads)
         bound._constants = {**self._constants, **constants}
         return bound
+
+    def to(self, device: torch.device) -> "OperatorGraph":
+        """The same graph, with copies of its modules on a device."""
+        moved = [
+            replace(step, function=copy.deepcopy(step.function).to(device))
+            if isinstance(step.function, nn.Module)
+            else step
+            for step in self.steps
+        ]
+        return self._part(moved, self.outputs, self._optional, self.threads).bind(**self._constants)
 
     def split(self, last: Collection[str]) -> tuple["OperatorGraph", "OperatorGraph"]:
         """Two graphs that, one after the other, do what this one does.

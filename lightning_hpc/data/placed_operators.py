@@ -5,20 +5,23 @@ from collections.abc import Callable, Sequence
 from statistics import mean, median
 from typing import Any
 
+import torch
+from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from lightning_hpc.data.operator_graph import OperatorGraph
-from lightning_hpc.data.placement import Load, place, sides_of
+from lightning_hpc.data.placement import Load, Placement, place, sides_of
 
 _MEASURED_SAMPLES = 4
 _MOST_NOTES = 1000  # batches whose waits are kept: those of the last part of an epoch say how it is now
 
 
 class PlacedOperators:
-    """Where the steps of a graph run now, and what was seen of that.
+    """Where the steps of a graph run now, and what was seen of that. To be called with each batch on the device.
 
     Args:
         graph: The whole.
+        then: Called with what the steps on the device have made, if anything is to be done after them.
         has_device: Whether batches are copied to an accelerator.
 
     Attributes:
@@ -28,10 +31,31 @@ class PlacedOperators:
         ValueError: If a step that runs in a worker only takes a value that a device makes.
     """
 
-    def __init__(self, graph: OperatorGraph, *, has_device: bool) -> None:
-        self._graph, self._has_device = graph, has_device
+    def __init__(
+        self, graph: OperatorGraph, then: Callable[[Any], Any] | None = None, *, has_device: bool = False
+    ) -> None:
+        self._graph, self._then, self._has_device = graph, then, has_device
         self._notes: list[tuple[float, float]] = []
-        self.placement = place(graph, has_device=has_device)
+        self._device: torch.device | None = None
+        self._use(place(graph, has_device=has_device))
+
+    def __call__(self, batch: Any) -> Any:
+        """A batch after the steps that run on the device."""
+        if self._on_device is not None:
+            batch = self._on_device(batch)
+        return batch if self._then is None else self._then(batch)
+
+    def to(self, device: torch.device) -> None:
+        """Takes modules to the device: copies of those that are steps, since the workers may need them again."""
+        self._device = device
+        if isinstance(self._then, nn.Module):
+            self._then.to(device)
+        self._use(self.placement)
+
+    def _use(self, placement: Placement) -> None:
+        self.placement, self._on_device = placement, placement.device
+        if placement.device is not None and self._device is not None:
+            self._on_device = placement.device.to(self._device)
 
     def note(self, waited_s: float, trained_s: float) -> None:
         """Takes note of a batch.
@@ -58,11 +82,9 @@ class PlacedOperators:
         waiting, training = (median(seconds) for seconds in zip(*self._notes, strict=True))
         self._notes = []
         load = measure_load(self._graph, samples, waiting_s=waiting, training_s=training, **conditions)
-        former, self.placement = (
-            self.placement,
-            place(self._graph, has_device=True, load=load, current=self.placement.on_device),
-        )
-        return former.on_device != self.placement.on_device
+        former = self.placement.on_device
+        self._use(place(self._graph, has_device=True, load=load, current=former))
+        return former != self.placement.on_device
 
 
 def measure_load(

@@ -321,3 +321,13 @@ def test_both_parts_of_a_graph_find_its_bound_values() -> None:
     first, second = graph.bind(k=10).split(["c"])
     assert first({"a": 1}) == {"b": 11}
     assert second({"b": 11}) == {"c": 21}
+
+
+def test_modules_are_copied_to_a_device_and_stay_where_they_were() -> None:
+    layer = torch.nn.Linear(2, 2)
+    graph = OperatorGraph(outputs=("y",))
+    graph.add(layer, inputs="x", output="h")
+    graph.add(add, inputs=("h", "k"), output="y")
+    moved = graph.bind(k=1).to(torch.device("meta"))
+    assert moved({"x": torch.ones(1, 2, device="meta")})["y"].device.type == "meta"
+    assert layer.weight.device.type == "cpu"

@@ -87,3 +87,15 @@ def test_nothing_is_measured_where_nothing_can_move(graph: OperatorGraph, has_de
     if is_noted:
         operators.note(waited_s=1.0, trained_s=1.0)
     assert not operators.review(refuse, **CONDITIONS)
+
+
+def test_modules_go_to_the_device_with_the_steps_that_run_there() -> None:
+    layer, last = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    graph = OperatorGraph(outputs=("y",))
+    graph.add(layer, inputs="x", output="y", hints=DEVICE)
+    operators = PlacedOperators(graph, lambda batch: last(batch["y"]), has_device=True)
+    assert torch.equal(operators({"x": torch.ones(2, 3)}), last(layer(torch.ones(2, 3))))
+    operators = PlacedOperators(graph, torch.nn.Identity(), has_device=True)
+    operators.to(torch.device("meta"))
+    assert operators({"x": torch.ones(2, 3, device="meta")})["y"].device.type == "meta"
+    assert layer.weight.device.type == "cpu"
