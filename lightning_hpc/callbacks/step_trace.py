@@ -160,6 +160,7 @@ def _make_header(trainer: pl.Trainer, attempt: int) -> bytes:
         pid=os.getpid(),
         started_at=time.time(),
         clock="host",
+        device_type=trainer.strategy.root_device.type,
         versions={
             "python": platform.python_version(),
             "torch": torch.__version__,

@@ -158,6 +158,7 @@ def test_header(tmp_path: Path) -> None:
     header = trace_fit(tmp_path, Automatic()).header
     assert (header["rank"], header["world_size"], header["attempt"], header["pid"]) == (0, 1, 0, os.getpid())
     assert header["clock"] == "host"
+    assert header["device_type"] == "cpu"
     assert abs(header["started_at"] - time.time()) < 60
     assert set(header["versions"]) == {"python", "torch", "lightning", "lightning_hpc"}
 
