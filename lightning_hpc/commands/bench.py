@@ -1,16 +1,17 @@
-"""``lightning-hpc bench``: predicts what more nodes would bring, or measures what each way of communicating takes."""
+"""``lightning-hpc bench``: predicts what more nodes would bring, or measures communication, or how fast data come."""
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from jsonargparse import ArgumentParser
 
-from lightning_hpc.commands import bench_comm, bench_predict
+from lightning_hpc.commands import bench_comm, bench_data, bench_predict
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Runs ``bench predict`` or ``bench comm`` with the arguments after ``bench``.
+    """Runs ``bench predict``, ``bench comm`` or ``bench data`` with the arguments after ``bench``.
 
     Raises:
         SystemExit: With the way out, if the arguments are not as they must be.
@@ -20,14 +21,12 @@ def main(args: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(
         prog="lightning-hpc bench",
         description="Predicts or measures what gradient communication costs: in plain DDP, in the exact hierarchy of"
-        " strategy='hpc', and with each codec.",
+        " strategy='hpc', and with each codec. Measures how many workers your data need, and with which loader.",
     )
     subcommands = parser.add_subcommands(dest="subcommand", required=True)
-    for name, module in (("predict", bench_predict), ("comm", bench_comm)):
+    modules: dict[str, Any] = {"predict": bench_predict, "comm": bench_comm, "data": bench_data}
+    for name, module in modules.items():
         added = subcommands.add_subcommand(name, module.make_parser(), help=module.SUMMARY)
         added.prog = f"{parser.prog} {name}"  # it would be called "bench [options] comm", and there are no options
     options = parser.parse_args(args)
-    if options.subcommand == "predict":
-        bench_predict.run(options.predict)
-    else:
-        bench_comm.run(options.comm)
+    modules[options.subcommand].run(options[options.subcommand])

@@ -11,14 +11,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import lightning
 import torch
 from jsonargparse import ArgumentParser, Namespace
 from jsonargparse.typing import PositiveInt
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.pytorch import LightningDataModule, LightningModule
 
-import lightning_hpc
 from lightning_hpc.comm.codecs import CODEC_NAMES
 from lightning_hpc.comm.groups import level_name
 from lightning_hpc.comm.level_speeds import with_measured_links
@@ -26,7 +24,7 @@ from lightning_hpc.comm.probe import ProbeResult, probe
 from lightning_hpc.comm.topology import Topology
 from lightning_hpc.commands.argument_types import Positive
 from lightning_hpc.commands.bench_model import SyntheticModel
-from lightning_hpc.commands.bench_options import add_class, add_output, instantiate
+from lightning_hpc.commands.bench_options import add_class, add_output, instantiate, usable_processors, versions
 from lightning_hpc.commands.comm_result import PEER
 from lightning_hpc.commands.comm_view import CommView
 from lightning_hpc.commands.launcher import find_launcher, ranks_per_node
@@ -255,9 +253,7 @@ class _Bench:
 
     def _probe(self) -> tuple[str, int]:
         self._found = probe()
-        return platform.node(), len(os.sched_getaffinity(0)) if hasattr(
-            os, "sched_getaffinity"
-        ) else os.cpu_count() or 1
+        return platform.node(), usable_processors()
 
     def _view(self, is_complete: bool) -> CommView:
         return CommView(self._facts(), self._rounds, self._errors, is_complete)
@@ -273,11 +269,7 @@ class _Bench:
             "backend": "nccl" if self._on_cuda else "gloo",
             "cores_by_host": self._cores,
             "threads": torch.get_num_threads(),
-            "platform": platform.platform(),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "lightning": lightning.__version__,
-            "lightning_hpc": lightning_hpc.__version__,
+            **versions(),
             "topology": self._topology.to_json(),
             "links": "; ".join(links),
             "warnings": list(self._found.warnings),

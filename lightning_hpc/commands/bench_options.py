@@ -1,13 +1,17 @@
-"""What the subcommands of ``lightning-hpc bench`` have in common: arguments, and models named by class."""
+"""What the subcommands of ``lightning-hpc bench`` have in common: arguments, classes by name, the environment."""
 
+import os
+import platform
 from contextlib import nullcontext
 from typing import Any
 
+import lightning
 import torch
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch import LightningModule
 from torch import nn
 
+import lightning_hpc
 from lightning_hpc.comm.layout import ParameterSpec
 from lightning_hpc.commands.output_files import refuse
 
@@ -23,19 +27,35 @@ def add_output(parser: ArgumentParser, json_content: str) -> None:
     )
 
 
-def add_class(parser: ArgumentParser, name: str, base: type, explanation: str) -> None:
+def add_class(parser: ArgumentParser, name: str, base: type | tuple[type, ...], explanation: str) -> None:
     """Adds ``--NAME CLASS_PATH`` with ``--NAME.ARGUMENT VALUE``, among the other arguments."""
     # A group of its own would be headed by what Lightning's documentation of the class begins with.
     parser.add_subclass_arguments(base, name, as_group=False, metavar="CLASS", help=explanation)
 
 
-def instantiate(options: Namespace, name: str, base: type) -> Any:
+def instantiate(options: Namespace, name: str, base: type | tuple[type, ...]) -> Any:
     """Makes a new object of the class that the option ``name`` holds."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(base, name)
     # 4.53 calls it so; older versions that we admit have the longer name only.
     make = getattr(parser, "instantiate", None) or parser.instantiate_classes
     return make(Namespace({name: options[name].clone()}))[name]  # type: ignore[no-untyped-call]
+
+
+def versions() -> dict[str, str]:
+    """Of what results depend on."""
+    return {
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "lightning": lightning.__version__,
+        "lightning_hpc": lightning_hpc.__version__,
+    }
+
+
+def usable_processors() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def count_parameters(options: Namespace, command: str) -> list[ParameterSpec]:

@@ -1,0 +1,1 @@
+"""Whether `SharedMemoryLoader` keeps what it promises: see `__main__`."""
