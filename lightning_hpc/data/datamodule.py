@@ -1,6 +1,5 @@
 """`SharedMemoryDataModule`: any datasets, or any LightningDataModule, read by `SharedMemoryLoader`."""
 
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
@@ -11,21 +10,19 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.types import EVAL_DATALOADERS, TRAIN_DATALOADERS
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import (
-    BatchSampler,
     DataLoader,
     Dataset,
-    DistributedSampler,
     IterableDataset,
-    RandomSampler,
-    SequentialSampler,
 )
 from typing_extensions import override
 
-from lightning_hpc.data.autotune import spare_processors
 from lightning_hpc.data.loader import SharedMemoryLoader
+from lightning_hpc.data.operator_graph import OperatorGraph
 from lightning_hpc.data.resumption import Resumption, watch
-from lightning_hpc.data.sampling import ElasticSampler, EvenBatchSampler
+from lightning_hpc.data.sampler_choice import SamplerChoice
+from lightning_hpc.data.sampling import EvenBatchSampler
 from lightning_hpc.data.shards import TarShardDataset
+from lightning_hpc.data.transfer import copying_device
 
 _STAGES = ("train", "val", "test", "predict")
 _BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
@@ -62,11 +59,19 @@ class SharedMemoryDataModule(pl.LightningDataModule):
         prefetch_factor: Batches that each worker makes ahead.
         pin_memory: Whether batches are copied to page-locked memory, for CUDA.
         seed: Of the order of training samples; None is that of ``seed_everything``, or 0.
+        operators: What is made of each sample, a mapping then, before it is collated: see `SharedMemoryLoader`. Steps
+            and conditions find ``training``, which is true for training samples, among its values.
+        device_transform: Called with each training batch on the device, before ``on_after_batch_transfer``: an
+            augmentation. A Module is moved there.
+        device_prefetch: Batches on their way to a CUDA device. 0 leaves copying to Lightning, as do hooks that have to
+            see batches before that.
 
     Raises:
-        TypeError: If a dataset or the DataModule is something else.
-        ValueError: If there are both datasets and a DataModule, or neither; or, when it is read, if a dataset has
-            another batch size than is given here.
+        TypeError: If a dataset or the DataModule is something else; or, when it is read, if ``device_transform`` meets
+            a training loader that is left alone.
+        ValueError: If there are both datasets and a DataModule, or neither; if something is set that the loaders of a
+            DataModule have themselves; or, when it is read, if a dataset has
+            another batch size than is given here, or if ``device_transform`` meets hooks that come before the device.
     """
 
     def __init__(
@@ -86,6 +91,9 @@ class SharedMemoryDataModule(pl.LightningDataModule):
         prefetch_factor: int = 2,
         pin_memory: bool = False,
         seed: int | None = None,
+        operators: OperatorGraph | None = None,
+        device_transform: Callable[[Any], Any] | None = None,
+        device_prefetch: int = 2,
     ) -> None:
         super().__init__()
         self._datasets = dict(zip(_STAGES, (train_dataset, val_dataset, test_dataset, predict_dataset), strict=True))
@@ -95,10 +103,23 @@ class SharedMemoryDataModule(pl.LightningDataModule):
             raise ValueError(f"SharedMemoryDataModule got {what}; give it datasets, or datamodule=…")
         for name, value in (*self._datasets.items(), ("datamodule", datamodule)):
             _require_kind(name, value)
+        if datamodule is not None:
+            _require_defaults(
+                batch_size=(batch_size, 1),
+                shuffle=(shuffle, True),
+                collate_fn=(collate_fn, None),
+                drop_last=(drop_last, False),
+                pin_memory=(pin_memory, False),
+            )
         self._wrapped = datamodule
         self._batch_size, self._shuffle, self._drop_last, self._seed = batch_size, shuffle, drop_last, seed
         self._num_workers, self._prefetch_factor = num_workers, prefetch_factor
         self._collate_fn, self._pin_memory = collate_fn, pin_memory
+        if device_prefetch < 0 or (device_transform is not None and not device_prefetch):
+            least = 0 if device_transform is None else 1
+            raise ValueError(f"device_prefetch={device_prefetch!r} must be at least {least}: batches on their way")
+        self._device_transform, self._device_prefetch = device_transform, device_prefetch
+        self._operators = operators
         self._resumption = Resumption()
         self._define_hooks()
 
@@ -178,6 +199,10 @@ class SharedMemoryDataModule(pl.LightningDataModule):
         callbacks: list[pl.Callback] = [] if self.trainer is None else self.trainer.callbacks  # type: ignore[attr-defined]
         return callbacks
 
+    @property
+    def _samplers(self) -> SamplerChoice:
+        return SamplerChoice(self.trainer, self._seed)
+
     def _close(self) -> None:
         """Ends all workers; Lightning knows those of `DataLoader` only."""
         if self._resumption in self._callbacks:
@@ -205,14 +230,19 @@ class SharedMemoryDataModule(pl.LightningDataModule):
         return loaders
 
     def _training_loader(self, dataset: Any) -> SharedMemoryLoader[Any]:
-        kwargs = {"batch_size": self._batch_size, "drop_last": self._drop_last}
+        kwargs: dict[str, Any] = {"batch_size": self._batch_size, "drop_last": self._drop_last}
+        kwargs.update(device_transform=self._device_transform, operators=self._bound_operators(is_training=True))
         if isinstance(dataset, IterableDataset):
             return self._make(dataset, **kwargs)
-        sampler = self._sampler(dataset, self._shuffle, self._drop_last)
+        sampler = self._samplers.for_training(dataset, self._shuffle, self._drop_last)
         return self._make(dataset, sampler=sampler, **kwargs)
 
     def _evaluation_loader(self, dataset: Any) -> SharedMemoryLoader[Any]:
-        return self._make(dataset, **self._each_once(dataset, self._batch_size))
+        operators = self._bound_operators(is_training=False)
+        return self._make(dataset, operators=operators, **self._samplers.each_once(dataset, self._batch_size))
+
+    def _bound_operators(self, *, is_training: bool) -> OperatorGraph | None:
+        return None if self._operators is None else self._operators.bind(training=is_training)
 
     def _make(self, dataset: Any, **kwargs: Any) -> SharedMemoryLoader[Any]:
         if isinstance(dataset, TarShardDataset) and dataset.batch_size != self._batch_size:
@@ -224,11 +254,13 @@ class SharedMemoryDataModule(pl.LightningDataModule):
         return self._loader(dataset, self._num_workers, self._prefetch_factor, **kwargs)
 
     def _loader(self, dataset: Any, num_workers: Any, prefetch_factor: int, **kwargs: Any) -> SharedMemoryLoader[Any]:
-        loader: SharedMemoryLoader[Any] = SharedMemoryLoader(
-            dataset, num_workers=num_workers, prefetch_factor=prefetch_factor if num_workers else None, **kwargs
-        )
-        if num_workers == "auto" and self.trainer is not None:
-            loader.num_workers = min(loader.num_workers, spare_processors(self.trainer.num_devices))
+        kwargs["prefetch_factor"] = prefetch_factor if num_workers else None
+        if self._device_prefetch:
+            kwargs["device"] = copying_device(self, self._wrapped, kwargs.get("device_transform") is not None)
+            kwargs["device_prefetch"] = self._device_prefetch
+        loader: SharedMemoryLoader[Any] = SharedMemoryLoader(dataset, num_workers=num_workers, **kwargs)
+        if self.trainer is not None:
+            loader.share_processors(self.trainer.num_devices)
         if isinstance(loader.batch_sampler, EvenBatchSampler):
             # Lightning looks here whether the ranks share the samples already. `DataLoader` forbids to set it.
             vars(loader)["sampler"] = loader.batch_sampler.sampler
@@ -239,6 +271,11 @@ class SharedMemoryDataModule(pl.LightningDataModule):
         if isinstance(loader, CombinedLoader):
             loader.flattened = [self._replaced(is_training, each) for each in loader.flattened]
         if type(loader) is not DataLoader:
+            if is_training and self._device_transform is not None and not isinstance(loader, CombinedLoader):
+                raise TypeError(
+                    f"device_transform does not reach the batches of a {type(loader).__name__}, which is left alone;"
+                    " use a DataLoader, or call the transform in on_after_batch_transfer"
+                )
             return loader
         num_workers = self._num_workers
         kwargs: dict[str, Any] = {}
@@ -246,67 +283,21 @@ class SharedMemoryDataModule(pl.LightningDataModule):
             num_workers = loader.num_workers
             kwargs["multiprocessing_context"] = loader.multiprocessing_context
         names = ("collate_fn", "timeout", "worker_init_fn", "generator", "in_order", "pin_memory")
-        kwargs.update({name: getattr(loader, name) for name in names}, **self._sampling(is_training, loader))
+        kwargs.update({name: getattr(loader, name) for name in names})
+        kwargs.update(self._samplers.instead_of(loader, is_training=is_training))
+        kwargs["device_transform"] = self._device_transform if is_training else None
+        kwargs["operators"] = self._bound_operators(is_training=is_training)
         prefetch_factor = loader.prefetch_factor or self._prefetch_factor
         return self._loader(loader.dataset, num_workers, prefetch_factor, **kwargs)
 
-    def _sampling(self, is_training: bool, loader: Any) -> dict[str, Any]:
-        """The arguments of a user's `DataLoader` that say which samples come when."""
-        sizes = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-        if isinstance(loader.dataset, IterableDataset):
-            return sizes
-        if loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler:
-            return {"batch_sampler": loader.batch_sampler}
-        if is_training:
-            return {"sampler": self._elastic(loader), **sizes}
-        if type(loader.sampler) is SequentialSampler and loader.batch_size and not loader.drop_last:
-            return self._each_once(loader.dataset, loader.batch_size)
-        return {"sampler": loader.sampler, **sizes}
 
-    def _elastic(self, loader: Any) -> Any:
-        """In place of the usual samplers one that can go on in another run, and with another number of ranks."""
-        sampler: Any = loader.sampler
-        if type(sampler) is DistributedSampler and sampler.dataset is loader.dataset:
-            return ElasticSampler(
-                sampler.dataset, sampler.num_replicas, sampler.rank, sampler.shuffle, sampler.seed, sampler.drop_last
+def _require_defaults(**arguments: tuple[Any, Any]) -> None:
+    """Refuses what would be ignored, as the loaders of a wrapped DataModule have their own."""
+    for name, (value, default) in arguments.items():
+        if value != default:
+            raise ValueError(
+                f"{name}={value!r} is for datasets that are given here; with datamodule=… set it in its DataLoaders"
             )
-        is_plain = getattr(sampler, "data_source", None) is loader.dataset
-        if is_plain and type(sampler) is SequentialSampler:
-            return self._sampler(loader.dataset, False, loader.drop_last)
-        if is_plain and type(sampler) is RandomSampler and _is_permutation(sampler):
-            return self._sampler(loader.dataset, True, loader.drop_last)
-        return sampler
-
-    def _sampler(self, dataset: Any, shuffle: bool, drop_last: bool) -> Any:
-        trainer: Any = self.trainer
-        if trainer is not None and trainer.overfit_batches:
-            return SequentialSampler(dataset)  # Lightning wants none but this, and shares it among ranks
-        seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if self._seed is None else self._seed
-        sampler = ElasticSampler(dataset, *self._ranks(), shuffle, seed, drop_last)
-        if trainer is not None:
-            sampler.set_epoch(trainer.fit_loop.epoch_progress.current.processed)  # Lightning does it after `iter`
-        return sampler
-
-    def _each_once(self, dataset: Any, batch_size: int) -> dict[str, Any]:
-        ranks, rank = self._ranks()
-        trainer: Any = self.trainer
-        if ranks == 1 or isinstance(dataset, IterableDataset) or trainer.overfit_batches:
-            return {"batch_size": batch_size}
-        sampler = ElasticSampler(dataset, ranks, rank, shuffle=False, repeats=False)
-        return {"batch_sampler": EvenBatchSampler(sampler, batch_size)}
-
-    def _ranks(self) -> tuple[int, int]:
-        """How many ranks share the samples, and which of them this is."""
-        trainer: Any = self.trainer
-        if trainer is None or not trainer._accelerator_connector.use_distributed_sampler:
-            return 1, 0
-        kwargs = trainer.distributed_sampler_kwargs
-        return (kwargs["num_replicas"], kwargs["rank"]) if kwargs else (1, 0)
-
-
-def _is_permutation(sampler: RandomSampler) -> bool:
-    is_whole = sampler.num_samples == len(sampler.data_source) and not sampler.replacement
-    return is_whole and sampler.generator is None
 
 
 def _require_kind(name: str, value: Any) -> None:

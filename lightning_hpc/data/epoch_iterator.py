@@ -3,14 +3,18 @@
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 # What DataLoader does for `pin_memory`; it has no public name.
 from torch.utils.data._utils.pin_memory import pin_memory as pin_batch
 from typing_extensions import override
 
+from lightning_hpc.data.device_prefetch import DevicePrefetcher
+from lightning_hpc.data.placed_operators import PlacedOperators
 from lightning_hpc.data.position import Position, go_to, told_epoch
 
 
@@ -47,17 +51,23 @@ class EpochIterator(Iterator[Any]):
         loader: Whose it is.
         begin: Begins the epoch, with a seed for what is random in samples if one is given; returns its progress, and
             what gives the next batch.
-        is_pinned: Whether batches are copied to page-locked memory.
+        prefetcher: What takes batches to a device, if they do not stay in host memory. It lies below the progress: a
+            batch on its way has not been handed out.
+        transform: Called with each batch that stays in host memory.
     """
 
     def __init__(
         self,
         loader: DataLoader[Any],
         begin: Callable[[int | None], tuple[Progress, Callable[[], Any]]],
-        is_pinned: bool,
+        prefetcher: DevicePrefetcher | None = None,
+        transform: Callable[[Any], Any] | None = None,
     ) -> None:
-        self._loader, self._begin, self._is_pinned = loader, begin, is_pinned
-        self._progress, self._next_batch = begin(None)
+        self._loader, self._begin = loader, begin
+        self._prefetcher, self._transform = prefetcher, transform
+        self._is_pinned = self._should_pin()
+        self._is_unfinished = prefetcher is None and (transform is not None or self._is_pinned)
+        self._start(None)
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -76,13 +86,29 @@ class EpochIterator(Iterator[Any]):
         length: Any = self._loader._IterableDataset_len_called
         if length is not None and self._progress.handed_out > length:
             self._warn_of_length(length)
+        return self._finish(batch) if self._is_unfinished else batch
+
+    def _finish(self, batch: Any) -> Any:
+        """What is done to a batch that stays in host memory."""
+        if self._transform is not None:
+            batch = self._transform(batch)
         return pin_batch(batch) if self._is_pinned else batch
+
+    def _start(self, seed: int | None) -> None:
+        self._progress, next_batch = self._begin(seed)
+        if self._prefetcher is not None:
+            # Slots are page-locked; what does not lie in one is copied to memory that is.
+            fetch = partial(_next_pinned, next_batch) if self._is_pinned else next_batch
+            next_batch = self._prefetcher.begin(fetch)
+        self._next_batch = next_batch
+        if isinstance(self._transform, PlacedOperators):
+            self._next_batch = self._transform.timed(next_batch)
 
     def _heed_epoch(self) -> None:
         """An epoch was announced after `iter`, as Lightning does when it resumes a run."""
         start = self._progress.start
         if not self._progress.is_resumed:
-            self._progress, self._next_batch = self._begin(start.seed)
+            self._start(start.seed)
         elif start.order is not None:
             go_to(self._loader, start.order)  # what is left of another epoch comes first
         self._progress.told = told_epoch(self._loader)
@@ -94,3 +120,13 @@ class EpochIterator(Iterator[Any]):
             " (torch.utils.data.get_worker_info)",
             stacklevel=3,
         )
+
+    def _should_pin(self) -> bool:
+        if not self._loader.pin_memory or torch.accelerator.is_available():
+            return self._loader.pin_memory
+        warnings.warn("pin_memory=True has no effect without an accelerator", stacklevel=4)
+        return False
+
+
+def _next_pinned(next_batch: Callable[[], Any]) -> Any:
+    return pin_batch(next_batch())

@@ -1,25 +1,27 @@
 """`SharedMemoryLoader`: a `DataLoader` whose workers put batches into memory that is used again and again."""
 
-import itertools
 import multiprocessing
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal, TypeVar, cast
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, IterDataPipe, MapDataPipe, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, IterDataPipe, MapDataPipe, Sampler
 from typing_extensions import override
 
-from lightning_hpc.data.autotune import choose_num_workers
+from lightning_hpc.data.automatic_workers import AutomaticWorkers, require_workers
 from lightning_hpc.data.batch_stream import BatchStream
+from lightning_hpc.data.device_prefetch import prefetcher_for
 from lightning_hpc.data.epoch_iterator import EpochIterator, Progress
 from lightning_hpc.data.fetching import BatchSource, epoch_of
 from lightning_hpc.data.local_reader import EpochPlan, LocalReader
+from lightning_hpc.data.locality import cpus_near
 from lightning_hpc.data.lookahead import Guess, guess_next_epoch
 from lightning_hpc.data.mapping import SharedMapping
+from lightning_hpc.data.operator_graph import OperatorGraph
+from lightning_hpc.data.page_lock import PageLock
+from lightning_hpc.data.placed_operators import PlacedOperators
 from lightning_hpc.data.position import (
     Position,
     advanced,
@@ -59,7 +61,8 @@ class SharedMemoryLoader(DataLoader[T]):
         shuffle: See there.
         sampler: See there.
         batch_sampler: See there.
-        num_workers: See there. ``"auto"`` reads some batches, and takes none where they would only cost.
+        num_workers: See there. ``"auto"`` reads for about two seconds to choose, none where they would only cost, and
+            changes the number while the loader is used; a number that is set stays.
         collate_fn: See there. A function of your own costs one copy of the batch more.
         pin_memory: See there.
         drop_last: See there.
@@ -72,6 +75,12 @@ class SharedMemoryLoader(DataLoader[T]):
             as `DataLoader` does without.
         pin_memory_device: See there.
         in_order: See there.
+        operators: What is made of each sample, a mapping then, before it is collated; steps that run on the device take
+            the batch there. Between epochs, steps that may run on either side move where they cost less.
+        device: Where batches are handed out, if not in host memory: a CUDA device, ``"cuda"`` for the current one.
+        device_transform: Called with each batch on the device, on the stream of the copies (a Module is moved there),
+            or in `next` where batches stay in host memory.
+        device_prefetch: Batches on their way to the device, at least 1.
 
     Attributes:
         count_waiting: Says how often a batch was asked for that nobody has consumed yet, and whether the epoch is over,
@@ -98,25 +107,28 @@ class SharedMemoryLoader(DataLoader[T]):
         persistent_workers: bool | None = None,
         pin_memory_device: str = "",
         in_order: bool = True,
+        operators: OperatorGraph | None = None,
+        device: str | torch.device | None = None,
+        device_transform: Callable[[Any], Any] | None = None,
+        device_prefetch: int = 2,
     ) -> None:
         self._stream: BatchStream | None = None
-        if num_workers != "auto" and (not isinstance(num_workers, int) or isinstance(num_workers, bool)):
-            raise TypeError(f"num_workers={num_workers!r} must be an integer of at least 0, or 'auto'")
-        if prefetch_factor is not None and prefetch_factor < 1:
-            raise ValueError(
-                f"prefetch_factor={prefetch_factor!r} must be at least 1: batches that a worker makes ahead"
-            )
-        if num_workers == "auto":
-            read = partial(_trial, dataset, batch_size, sampler, batch_sampler, collate_fn, worker_init_fn)
-            num_workers = choose_num_workers(read, dataset)
-            prefetch_factor = prefetch_factor if num_workers else None
+        self._automatic: AutomaticWorkers | None = None
+        has_device = torch.device(device or "cpu").type == "cuda"
+        self._placed: PlacedOperators | None = None
+        if operators is not None:
+            self._placed = PlacedOperators(operators, device_transform, has_device=has_device)
+        self._prefetcher = prefetcher_for(device, self._placed or device_transform, device_prefetch)
+        self.device, self.device_transform, self.device_prefetch = device, device_transform, device_prefetch
+        self.operators = operators
+        require_workers(num_workers, prefetch_factor)
         super().__init__(
             dataset,
             batch_size,
             shuffle,
             sampler,
             batch_sampler,
-            num_workers,
+            1 if num_workers == "auto" else num_workers,
             collate_fn,
             pin_memory,
             drop_last,
@@ -139,6 +151,23 @@ class SharedMemoryLoader(DataLoader[T]):
         if isinstance(dataset, IterableDataset) and hasattr(dataset, "set_epoch"):
             # Lightning tells epochs to samplers only.
             cast(Any, self.sampler).set_epoch = dataset.set_epoch
+        if num_workers == "auto":
+            # Where Lightning looks for the arguments of a loader that it makes from this one.
+            self._keep(_automatic=AutomaticWorkers(self, self._source()), num_workers="auto")
+
+    @property
+    def num_workers(self) -> int:
+        """How many there are now. One that is set stays."""
+        return int(vars(self)["num_workers"]) if self._automatic is None else self._automatic.num_workers
+
+    @num_workers.setter
+    def num_workers(self, num_workers: int) -> None:
+        self._keep(num_workers=num_workers, _automatic=None)
+
+    def share_processors(self, ranks: int) -> None:
+        """Leaves their part of this machine's processors to its other ranks, with ``num_workers="auto"``."""
+        if self._automatic is not None:
+            self._automatic.share(ranks)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_stream": None, "_progress": None, "_guess": None}
@@ -155,7 +184,7 @@ class SharedMemoryLoader(DataLoader[T]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if isinstance(self.dataset, (IterDataPipe, MapDataPipe)):
             return super().__iter__()  # torch has deprecated them, and shuffles and shards them in its own iterators
-        return EpochIterator(self, self._begin, self._should_pin())
+        return EpochIterator(self, self._begin, self._prefetcher, self._placed or self.device_transform)
 
     @override
     def __len__(self) -> int:
@@ -164,6 +193,8 @@ class SharedMemoryLoader(DataLoader[T]):
     def close(self) -> None:
         """Ends the workers. The next iteration starts new ones; one that is under way cannot go on."""
         self._keep(_guess=None)
+        if self._prefetcher is not None:
+            self._prefetcher.close()
         if self._stream is not None:
             self._stream.close()
             self._keep(_stream=None)
@@ -243,6 +274,8 @@ class SharedMemoryLoader(DataLoader[T]):
         position = self._to_load
         self._keep(_to_load=None)
         if position is None:
+            if self._placed is not None and self._placed.review(self):
+                self.close()  # the workers have the former steps
             self._keep(_length=None)
             position = Position(generator_state(order_generator(self)), seed, order_state(self), shares=shares_of(self))
             guess = self._guess
@@ -299,17 +332,20 @@ class SharedMemoryLoader(DataLoader[T]):
         """What gives the next batch."""
         if not self.num_workers:
             return LocalReader(self._source(), plan).next
-        if self.persistent_workers is False:
-            return self._start_stream(plan.seed).begin(plan)
         stream = self._stream or self._start_stream(plan.seed)
-        self._keep(_stream=stream)
-        return stream.begin(plan)
+        if self.persistent_workers is not False:
+            self._keep(_stream=stream)
+        next_batch = stream.begin(plan)
+        return next_batch if self._automatic is None else self._automatic.reader(stream, next_batch)
 
     def _source(self) -> BatchSource:
-        return BatchSource(self.dataset, self.collate_fn, self._auto_collation, self.drop_last)
+        transform = None if self._placed is None else self._placed.placement.worker
+        return BatchSource(self.dataset, self.collate_fn, self._auto_collation, self.drop_last, transform)
 
     def _start_stream(self, seed: int) -> BatchStream:
-        settings = WorkerSettings(self._source(), self.worker_init_fn, self.num_workers, seed, SharedMapping())
+        most = self.num_workers if self._automatic is None else self._automatic.most
+        mapping = SharedMapping(cpus_near(self.device, most))
+        settings = WorkerSettings(self._source(), self.worker_init_fn, self.num_workers, seed, mapping)
         assert self.prefetch_factor is not None
         return BatchStream(
             settings,
@@ -317,24 +353,5 @@ class SharedMemoryLoader(DataLoader[T]):
             prefetch_factor=self.prefetch_factor,
             timeout_s=self.timeout or None,
             in_order=self.in_order,
+            page_lock=None if self._prefetcher is None else PageLock(mapping, self._prefetcher.device),
         )
-
-    def _should_pin(self) -> bool:
-        if not self.pin_memory or torch.accelerator.is_available():
-            return self.pin_memory
-        warnings.warn("pin_memory=True has no effect without an accelerator", stacklevel=3)
-        return False
-
-
-def _trial(
-    dataset: Any, batch_size: Any, sampler: Any, batch_sampler: Any, collate_fn: Any, worker_init_fn: Any, count: int
-) -> SharedMemoryLoader[Any]:
-    """Some batches like those of a loader, made by one worker."""
-    kwargs: dict[str, Any] = {"collate_fn": collate_fn, "worker_init_fn": worker_init_fn, "num_workers": 1}
-    if isinstance(dataset, IterableDataset):
-        return SharedMemoryLoader(dataset, batch_size, **kwargs)
-    given = batch_sampler if batch_sampler is not None else BatchSampler(range(len(dataset)), batch_size or 1, False)
-    batches = list(itertools.islice(given, count))
-    if batch_size is None and batch_sampler is None:
-        return SharedMemoryLoader(dataset, None, sampler=[index for batch in batches for index in batch], **kwargs)
-    return SharedMemoryLoader(dataset, batch_sampler=batches, **kwargs)

@@ -3,11 +3,14 @@
 import contextlib
 import mmap
 import os
+from collections.abc import Set
 from multiprocessing import reduction
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from lightning_hpc.data.locality import running_on
 
 _NORESERVE = 0x4000  # MAP_NORESERVE of Linux, which the module does not name before Python 3.13
 _MIN_VIRTUAL_BYTES = 2**36
@@ -21,13 +24,16 @@ class SharedMapping:
     Its size is virtual: a page takes memory from its first use on, or from `reserve` on. It lies on no file system, so
     that a small ``/dev/shm`` does not limit it (pytorch#58386) and nothing is left of it when all processes are gone,
     however they ended. A child process gets it by fork, or pickled while the child is being started.
+
+    Args:
+        near: Processors that the memory is to be next to, where that differs; none are all.
     """
 
-    def __init__(self) -> None:
-        self._attach(os.memfd_create("lightning_hpc", os.MFD_CLOEXEC), None)
+    def __init__(self, near: Set[int] = frozenset()) -> None:
+        self._attach(os.memfd_create("lightning_hpc", os.MFD_CLOEXEC), None, near)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _attach_mapping, (reduction.DupFd(self._descriptor), self.size)
+        return _attach_mapping, (reduction.DupFd(self._descriptor), self.size, self.near)
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError, OSError):
@@ -54,7 +60,8 @@ class SharedMapping:
             MemoryError: If there is not enough.
         """
         try:
-            os.posix_fallocate(self._descriptor, offset, numel)
+            with running_on(self.near):  # the kernel takes memory where this thread runs
+                os.posix_fallocate(self._descriptor, offset, numel)
         except OSError as error:
             raise MemoryError(
                 f"no {numel / 2**20:.0f} MiB of shared memory for a batch ({error}); use a smaller batch, fewer workers"
@@ -65,15 +72,15 @@ class SharedMapping:
         """Gives the memory of a range back; it reads as zeros from then on."""
         self._memory.madvise(mmap.MADV_REMOVE, offset, numel)
 
-    def _attach(self, descriptor: int, size: int | None) -> None:
-        self._descriptor = descriptor
+    def _attach(self, descriptor: int, size: int | None, near: Set[int]) -> None:
+        self._descriptor, self.near = descriptor, near
         self.size = size or max(2 * os.sysconf("SC_PHYS_PAGES") * PAGE, _MIN_VIRTUAL_BYTES)
         if size is None:
             os.ftruncate(descriptor, self.size)
         self._memory = mmap.mmap(descriptor, self.size, flags=mmap.MAP_SHARED | _NORESERVE)
 
 
-def _attach_mapping(descriptor: Any, size: int) -> SharedMapping:
+def _attach_mapping(descriptor: Any, size: int, near: Set[int]) -> SharedMapping:
     mapping = SharedMapping.__new__(SharedMapping)
-    mapping._attach(descriptor.detach(), size)
+    mapping._attach(descriptor.detach(), size, near)
     return mapping

@@ -11,6 +11,9 @@ to whoever holds the batch. The lease ends when the last *storage* that was made
 that exports the buffer, which every tensor, view, NumPy array and DLPack capsule over it keeps alive in the end. A
 reference to the Tensor object would end too early, for `detach()`, `numpy()` and all that happens in `inference_mode`.
 
+Page locks: where batches go to a CUDA device, each slot is page-locked from when it is made until its memory is given
+back. With the last slots, that is when neither this process's ring nor anybody's lease is left.
+
 Back-pressure: `take` makes new slots as long as fewer are held than `limit`; whoever delivers a batch while `is_scarce`
 copies it out, and the slot is free at once. So workers always find one, and no batch is ever overwritten.
 """
@@ -20,6 +23,7 @@ import weakref
 from dataclasses import dataclass
 
 from lightning_hpc.data.mapping import PAGE, SharedMapping
+from lightning_hpc.data.page_lock import PageLock
 
 _HEADROOM = 1.125  # batches of variable size grow little by little
 
@@ -38,10 +42,11 @@ class SlotRing:
     Args:
         mapping: Where they lie, from its second page on.
         limit: Number of slots beyond which no more are made for batches that somebody holds.
+        page_lock: Locks the slots, if they are to be page-locked.
     """
 
-    def __init__(self, mapping: SharedMapping, limit: int) -> None:
-        self._mapping = mapping
+    def __init__(self, mapping: SharedMapping, limit: int, page_lock: PageLock | None = None) -> None:
+        self._mapping, self._page_lock = mapping, page_lock
         mapping.reserve(0, PAGE)
         self._limit = limit
         self._size = 0
@@ -67,6 +72,10 @@ class SlotRing:
         """Whether a batch that is leased now could leave a task without a slot."""
         self._collect()
         return not self._free and self._count >= self._limit
+
+    def limit_to(self, limit: int) -> None:
+        """Changes the limit. Slots that there are stay."""
+        self._limit = limit
 
     def fit(self, numel: int) -> None:
         """Makes slots large enough for a batch of so many bytes, from now on."""
@@ -99,7 +108,7 @@ class SlotRing:
     def lease(self, slot: Slot) -> memoryview:
         """Turns a loan into a lease of whoever keeps the returned view alive, directly or through a storage."""
         view = self._mapping.view[slot.offset : slot.offset + slot.capacity]
-        weakref.finalize(view, self._returned.append, slot).atexit = False
+        weakref.finalize(view, _end_lease, self._returned, slot, self._page_lock).atexit = False
         return view
 
     def _collect(self) -> None:
@@ -111,6 +120,8 @@ class SlotRing:
                 self._retire(slot)
 
     def _retire(self, slot: Slot) -> None:
+        if self._page_lock is not None:
+            self._page_lock.unlock(slot.offset)  # first: the device would go on with pages that are nobody's any more
         self._mapping.release(slot.offset, slot.capacity)
         self._holes = _merge([*self._holes, slot])
         if self._holes[-1].offset + self._holes[-1].capacity == self._end:
@@ -127,7 +138,14 @@ class SlotRing:
             if self._end > self._mapping.size:
                 raise MemoryError(f"batches of {self._size / 2**20:.0f} MiB do not fit into {self._mapping.size} bytes")
         self._mapping.reserve(offset, self._size)
+        if self._page_lock is not None:
+            self._page_lock.lock(offset, self._size)
         return Slot(offset, self._size)
+
+
+def _end_lease(returned: collections.deque[Slot], slot: Slot, page_lock: PageLock | None) -> None:
+    """Gives a slot back. The page lock is an argument so that it lasts until then."""
+    returned.append(slot)
 
 
 def _merge(holes: list[Slot]) -> list[Slot]:

@@ -28,10 +28,10 @@ def find_shards(shards: str | Path | Sequence[str | Path]) -> list[str]:
         raise ValueError(f"shards={shards!r} stands for no path; give at least one of a tar file")
     for path in paths:
         if Path(path).is_dir():
-            raise IsADirectoryError(f"shard {path} is a folder; write '{path.rstrip('/')}/*.tar' for the files in it")
-    for path, times in Counter(Path(path).absolute() for path in paths).items():
+            raise IsADirectoryError(f"shard {path} is a folder; write '{Path(path) / '*.tar'}' for the files in it")
+    for absolute, times in Counter(Path(path).absolute() for path in paths).items():
         if times > 1:
-            raise ValueError(f"shard {path} is listed {times} times; its samples would come as often in each epoch")
+            raise ValueError(f"shard {absolute} is listed {times} times; its samples would come as often in each epoch")
     return paths
 
 

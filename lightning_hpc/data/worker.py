@@ -2,12 +2,9 @@
 
 import contextlib
 import os
-import pickle
 import signal
 import socket
-import struct
 import threading
-import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,51 +19,24 @@ from torch.utils.data._utils.collate import default_collate
 
 from lightning_hpc.data.collating import SlotCollate, spare_shared_memory
 from lightning_hpc.data.fetching import BatchSource, ExhaustedError, IterableFetcher, MapFetcher, set_epoch
+from lightning_hpc.data.locality import stay_on
 from lightning_hpc.data.mapping import SharedMapping
+from lightning_hpc.data.messages import (
+    GRANT,
+    IDLE,
+    MAX_MESSAGE,
+    RETIRE,
+    Reply,
+    Task,
+    claim_in,
+    decode_grant,
+    decode_task,
+)
 from lightning_hpc.data.packing import SlotTooSmallError, SlotWriter, copy_out
 from lightning_hpc.data.seeding import mix, seed_all
-
-MAX_MESSAGE = 2**16
-"""Bytes of a message that a socket surely takes at once; what is longer lies in the slot."""
-
-_ATTEMPT_BITS = 16
-
-_MAX_TRACE = MAX_MESSAGE // 8  # characters, of up to four bytes each
+from lightning_hpc.data.worker_errors import encode_error
 
 _ORPHAN_CHECK_S = 0.5
-
-
-@dataclass(frozen=True)
-class Task:
-    """A batch to be made.
-
-    Attributes:
-        number: Of the batch, counted on from epoch to epoch.
-        attempt: How often it has been given out before.
-        generation: Counts epochs; an iterable dataset begins anew with each.
-        seed: Of the epoch.
-        epoch: What the dataset is told; None if it takes no epoch.
-        offset: Where the slot begins in the mapping.
-        capacity: Bytes of the slot.
-        index: What the sampler gave: an index, or a list of them.
-        skip: For an iterable dataset, the batches of the worker's part that come before this one. A new worker passes
-            by those that it has not made itself.
-    """
-
-    number: int
-    attempt: int
-    generation: int
-    seed: int
-    epoch: int | None
-    offset: int
-    capacity: int
-    index: Any
-    skip: int = 0
-
-    @property
-    def claim(self) -> int:
-        """What a worker writes down before it does anything else: number and attempt in one word."""
-        return self.number << _ATTEMPT_BITS | self.attempt
 
 
 @dataclass(frozen=True)
@@ -76,7 +46,7 @@ class WorkerSettings:
     Attributes:
         source: Where batches come from.
         init_fn: Called with the worker's number.
-        num_workers: How many there are.
+        num_workers: How many there are; at first, with a map-style dataset.
         seed: Of the first epoch.
         mapping: Where the slots are.
     """
@@ -86,25 +56,6 @@ class WorkerSettings:
     num_workers: int
     seed: int
     mapping: SharedMapping
-
-
-class Reply:
-    """The messages from a worker: a kind, the task's number and attempt, a number, and bytes."""
-
-    BATCH, SPILLED, NEEDS, EXHAUSTED, ERROR = b"B", b"S", b"N", b"X", b"E"
-    """A packed batch; the same in the slot, where the number says; the bytes that a batch takes, while the worker waits
-    for a larger slot; no batch left; an exception, pickled."""
-
-    _HEAD = struct.Struct("<cqqq")
-
-    def __init__(self, message: bytes) -> None:
-        self.kind, self.task, self.attempt, self.number = self._HEAD.unpack_from(message)
-        self.body = memoryview(message)[self._HEAD.size :]
-
-    @classmethod
-    def encode(cls, kind: bytes, task: Task, number: int = 0, body: bytes = b"") -> bytes:
-        """The bytes of a message."""
-        return cls._HEAD.pack(kind, task.number, task.attempt, number) + body
 
 
 def run_worker(
@@ -125,6 +76,7 @@ def run_worker(
     """
     for copied in inherited:
         copied.close()  # or the other workers would not see the trainer's process die
+    stay_on(settings.mapping.near)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer's process handles Ctrl-C, and ends us
     threading.Thread(target=_die_with_parent, args=(os.getppid(),), daemon=True).start()
     try:
@@ -165,8 +117,11 @@ class _Worker:
         torch.set_num_threads(1)
         spare_shared_memory()
         failure = self._initialise()
+        self._claims[self._number] = IDLE
         while message := self._receive(self._tasks):
             self._claims[self._number] = claim_in(message)
+            if message == RETIRE:
+                return
             task = decode_task(message, self._settings.mapping)
             self._send(failure(task) if failure is not None else self._do(task))
 
@@ -181,7 +136,7 @@ class _Worker:
             if not settings.source.is_iterable:
                 self._fetch_map = MapFetcher(settings.source, self._collate, self._writer.restart)
         except Exception as error:
-            body = _encode_error(error, self._number)
+            body = encode_error(error, self._number)
             return lambda task: Reply.encode(Reply.ERROR, task, body=body)
         return None
 
@@ -217,7 +172,7 @@ class _Worker:
         except _TrainerGoneError:
             raise
         except Exception as error:
-            return Reply.encode(Reply.ERROR, task, body=_encode_error(error, self._number))
+            return Reply.encode(Reply.ERROR, task, body=encode_error(error, self._number))
 
     def _fetch(self, task: Task) -> Any:
         if task.generation != self._generation:
@@ -258,92 +213,8 @@ class _Worker:
         try:
             while message := self._control.recv(2 * MAX_MESSAGE):
                 if message.startswith(GRANT):
-                    offset, capacity = struct.unpack("<qq", message[len(GRANT) :])
-                    return offset, capacity
+                    return decode_grant(message)
                 self._backlog.append(message)
         except OSError as error:
             raise _TrainerGoneError from error
         raise _TrainerGoneError
-
-
-GRANT = b"grant"
-
-
-def encode_grant(offset: int, capacity: int) -> bytes:
-    """The message that answers `Reply.NEEDS` with another slot."""
-    return GRANT + struct.pack("<qq", offset, capacity)
-
-
-_TASK_HEAD = struct.Struct("<?q")  # whether the task lies in its slot, and where is said here; its claim
-
-
-def encode_task(task: Task, mapping: SharedMapping) -> bytes:
-    """The message of a task; with very many indices it only says where in the slot they lie.
-
-    Raises:
-        SlotTooSmallError: If they do not fit there.
-    """
-    body = pickle.dumps(task, pickle.HIGHEST_PROTOCOL)
-    is_long = len(body) > MAX_MESSAGE
-    if is_long:
-        if len(body) > task.capacity:
-            raise SlotTooSmallError(len(body))
-        mapping.view[task.offset : task.offset + len(body)] = body
-        body = struct.pack("<qq", task.offset, len(body))
-    return _TASK_HEAD.pack(is_long, task.claim) + body
-
-
-def claim_in(message: bytes) -> int:
-    """The claim on the task of a message."""
-    return int(_TASK_HEAD.unpack_from(message)[1])
-
-
-def split_claim(claim: int) -> tuple[int, int]:
-    """Number and attempt; the number is -1 for a worker that has taken no task yet."""
-    return claim >> _ATTEMPT_BITS, claim & (1 << _ATTEMPT_BITS) - 1
-
-
-def decode_task(message: bytes, mapping: SharedMapping) -> Task:
-    """The task of a message."""
-    body = memoryview(message)[_TASK_HEAD.size :]
-    if _TASK_HEAD.unpack_from(message)[0]:
-        offset, numel = struct.unpack("<qq", body)
-        body = mapping.view[offset : offset + numel]
-    task = pickle.loads(body)  # noqa: S301 (from the process that has started this one)
-    assert isinstance(task, Task)
-    return task
-
-
-def _encode_error(error: Exception, worker: int) -> bytes:
-    """The type of an exception, if it can be had on the other side, and all that is known of it as text."""
-    trace = traceback.format_exc()[-_MAX_TRACE:]
-    text = f"Caught {type(error).__name__} in worker process {worker} (pid {os.getpid()}).\n{trace}"
-    try:
-        return pickle.dumps((type(error), text))
-    except Exception:
-        return pickle.dumps((RuntimeError, text))
-
-
-def raise_error(body: bytes | memoryview) -> None:
-    """Raises in the trainer's process what was raised in a worker.
-
-    A type that cannot be made from a text (pytorch#34130, #140911) becomes a RuntimeError with that text.
-    """
-    try:
-        kind, text = pickle.loads(body)  # noqa: S301 (from a worker of ours)
-    except Exception as error:
-        raise RuntimeError(f"a worker raised an exception that cannot be unpickled here: {error}") from error
-    try:
-        raised = kind(_Lines(text) if issubclass(kind, KeyError) else text)
-    except Exception:
-        raised = RuntimeError(text)
-    raise raised
-
-
-class _Lines(str):
-    """A text that a KeyError shows as it is, not on one line."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)

@@ -11,6 +11,8 @@ import torch
 
 from lightning_hpc.data.mapping import PAGE, SharedMapping
 
+NEAR = frozenset({0, 1})
+
 
 def used_bytes(mapping: SharedMapping) -> int:
     return os.fstat(mapping._descriptor).st_blocks * 512
@@ -25,12 +27,13 @@ def maps() -> int:
 
 
 def write(mapping: SharedMapping, offset: int) -> None:
+    assert mapping.near == NEAR
     mapping.view[offset : offset + 3] = b"abc"
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_child_process_writes_to_the_same_memory(method: str) -> None:
-    mapping, offset = SharedMapping(), 5 * PAGE + 7
+    mapping, offset = SharedMapping(NEAR), 5 * PAGE + 7
     process = multiprocessing.get_context(method).Process(target=write, args=(mapping, offset))  # type: ignore[attr-defined]
     process.start()
     process.join(60)

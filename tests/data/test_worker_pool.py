@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,8 +19,9 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from lightning_hpc.data import worker_pool
 from lightning_hpc.data.fetching import BatchSource
 from lightning_hpc.data.mapping import PAGE, SharedMapping
+from lightning_hpc.data.messages import MAX_MESSAGE, Reply, Task
 from lightning_hpc.data.packing import SlotTooSmallError, unpack
-from lightning_hpc.data.worker import MAX_MESSAGE, Reply, Task, WorkerSettings
+from lightning_hpc.data.worker import WorkerSettings
 from lightning_hpc.data.worker_pool import WorkerPool
 from tests.data.datasets import Parts, as_list
 
@@ -40,6 +42,13 @@ class Behaving(Dataset[Any]):
         elif isinstance(index, list):
             return len(index)
         return index, get_worker_info().id  # type: ignore[union-attr]
+
+
+class Told(Dataset[Any]):
+    def __getitem__(self, index: int) -> Any:
+        info = get_worker_info()
+        assert info is not None
+        return info.id, info.num_workers
 
 
 def task(number: int, index: Any, **kwargs: Any) -> Task:
@@ -120,13 +129,82 @@ def test_a_new_worker_takes_the_place_of_a_dead_one() -> None:
         os.kill(pids[1] or 0, signal.SIGKILL)
         assert receive(pool, 1) == [(1, None)]
         assert pool.exit_code(1) == -signal.SIGKILL
-        pool.restart(1)
+        assert pool.replace(1)
         assert pool.claim_of(1)[0] == -1
         assert pool.pids[0] == pids[0]
         for number in range(20):
             pool.send(task(number, number))
         assert len(receive(pool, 20)) == 20
         assert pool.receive(0) == []
+
+
+def settle(pool: WorkerPool) -> list[tuple[int, Reply | None]]:
+    """Everything that is received until there are as many workers as wanted."""
+    received: list[tuple[int, Reply | None]] = []
+    deadline = time.monotonic() + _WAIT_S
+    while not pool.is_settled and time.monotonic() < deadline:
+        received += pool.receive(0.01)
+    assert pool.is_settled
+    return received
+
+
+def test_workers_are_added_and_asked_to_end_while_there_is_work() -> None:
+    with new_pool(Behaving()) as pool:
+        done = []
+        for first, workers in enumerate([4, 1, 3, 2]):
+            pool.resize(workers)
+            for number in range(20 * first, 20 * (first + 1)):
+                assert pool.send(task(number, number))
+            done += settle(pool)
+            assert len(pool.pids) == workers
+        done += receive(pool, 80 - len(done))
+        assert sorted(value(pool, reply)[0] for _, reply in done) == list(range(80))
+        assert set(pool.pids) <= {0, 1, 2, 3}
+
+
+def test_a_worker_lives_until_its_replies_have_been_received() -> None:
+    with new_pool(Behaving(), workers=1) as pool:
+        for number in range(3):
+            pool.send(task(number, number))
+        assert pool._ask_to_retire()
+        pool._retiring += 1
+        connection.wait([pool._processes[0].sentinel], _WAIT_S)
+        assert [reply and reply.task for _, reply in pool.receive(0)] == [0, 1, 2]
+        assert pool.lives == {0: 0, 1: 1}  # one was wanted
+        assert pool.receive(0) == []
+        assert pool.lives == {1: 1}
+
+
+def test_who_is_to_end_is_asked_again_if_the_queue_was_full_or_is_emptied() -> None:
+    with new_pool(Behaving(), workers=2) as pool:
+        for number in range(2):
+            pool.send(task(number, "sleep"))
+        while pool.claim_of(0)[0] < 0 or pool.claim_of(1)[0] < 0:
+            pool.receive(0.01)
+        long = list(range(10**4))
+        while pool.send(task(2, long)):
+            pass
+        pool.resize(1)
+        assert pool._retiring == 0
+        pool.take_back()
+        pool.receive(0)
+        assert pool._retiring == 1
+        assert pool.take_back() == []
+        assert pool._retiring == 0
+        pool.receive(0)
+        assert pool._retiring == 1
+        pool.resize(2)
+        assert len(pool.pids) == 3  # one to end, one in its place
+        assert {number: pool.claim_of(number)[0] >= 0 for number in pool.pids} == {0: True, 1: True, 2: False}
+
+
+def test_workers_are_told_of_numbers_that_they_can_have() -> None:
+    with new_pool(Told()) as pool:
+        pool.resize(3)
+        settle(pool)
+        for number in range(60):
+            pool.send(task(number, number))
+        assert all(number < count for number, count in (value(pool, reply) for _, reply in receive(pool, 60)))
 
 
 def test_a_full_queue_takes_no_more_until_somebody_has_read_from_it() -> None:
@@ -171,7 +249,7 @@ def test_a_worker_that_needs_a_larger_slot_waits_for_it() -> None:
 def test_close_ends_idle_workers_and_those_that_are_busy() -> None:
     with new_pool(Behaving()) as pool:
         pool.send(task(0, "sleep"))
-        processes = list(pool._processes)
+        processes = list(pool._processes.values())
     assert sorted(process.exitcode or 0 for process in processes) == [-signal.SIGKILL, 0]
     pool.close()
 
@@ -179,7 +257,7 @@ def test_close_ends_idle_workers_and_those_that_are_busy() -> None:
 def test_no_worker_is_left_when_a_pool_is_dropped() -> None:
     settings = WorkerSettings(BatchSource(Behaving(), as_list, False, False), None, 2, 1, SharedMapping())
     pool = WorkerPool(settings, multiprocessing.get_context("fork"))
-    pids = pool.pids
+    pids = [*pool.pids.values()]
     del pool
     assert not any(is_alive(pid) for pid in pids)
 
