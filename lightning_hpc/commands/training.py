@@ -7,6 +7,10 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 from typing_extensions import override
 
 import lightning_hpc
+
+# A class is known by its name alone once it was imported.
+import lightning_hpc.callbacks
+import lightning_hpc.data
 from lightning_hpc.cli import COMMANDS
 
 

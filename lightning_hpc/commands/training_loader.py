@@ -46,7 +46,9 @@ class TrainingLoader:
     def make(self, name: str, workers: int) -> DataLoader[Any]:
         """A new loader, with all other arguments as the user has given them."""
         if name == OWN:
-            return SharedMemoryLoader(self.dataset, **self._arguments(workers))
+            names = ("operators", "device_transform")  # which a `DataLoader` has not
+            steps: dict[str, Any] = {name: getattr(self._loader, name, None) for name in names}
+            return SharedMemoryLoader(self.dataset, **steps, **self._arguments(workers))
         if isinstance(self._loader, SharedMemoryLoader):
             return DataLoader(self.dataset, **self._arguments(workers))
         made = copy.copy(self._loader)  # of the user's own class, whatever its constructor is like

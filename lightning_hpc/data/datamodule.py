@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from lightning_hpc.data.loader import SharedMemoryLoader
 from lightning_hpc.data.operator_graph import OperatorGraph
+from lightning_hpc.data.placed_operators import require_transforms
 from lightning_hpc.data.resumption import Resumption, watch
 from lightning_hpc.data.sampler_choice import SamplerChoice
 from lightning_hpc.data.sampling import EvenBatchSampler
@@ -103,6 +104,7 @@ class SharedMemoryDataModule(pl.LightningDataModule):
             raise ValueError(f"SharedMemoryDataModule got {what}; give it datasets, or datamodule=…")
         for name, value in (*self._datasets.items(), ("datamodule", datamodule)):
             _require_kind(name, value)
+        require_transforms(operators, device_transform)
         if datamodule is not None:
             _require_defaults(
                 batch_size=(batch_size, 1),
@@ -271,11 +273,16 @@ class SharedMemoryDataModule(pl.LightningDataModule):
         if isinstance(loader, CombinedLoader):
             loader.flattened = [self._replaced(is_training, each) for each in loader.flattened]
         if type(loader) is not DataLoader:
-            if is_training and self._device_transform is not None and not isinstance(loader, CombinedLoader):
-                raise TypeError(
-                    f"device_transform does not reach the batches of a {type(loader).__name__}, which is left alone;"
-                    " use a DataLoader, or call the transform in on_after_batch_transfer"
-                )
+            ignored = {
+                "operators": self._operators,
+                "device_transform": self._device_transform if is_training else None,
+            }
+            for name, value in ignored.items():
+                if value is not None and not isinstance(loader, CombinedLoader):
+                    raise TypeError(
+                        f"{name} does not reach the batches of a {type(loader).__name__}, which is left alone; use a"
+                        " DataLoader, or transform its samples in the dataset, its batches in on_after_batch_transfer"
+                    )
             return loader
         num_workers = self._num_workers
         kwargs: dict[str, Any] = {}

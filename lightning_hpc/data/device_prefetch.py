@@ -66,6 +66,8 @@ class DevicePrefetcher:
             What gives the next batch on the device. It raises what `next_batch` and the transform have raised, when the
             batches before that were handed out; and TypeError if the transform has put tensors where nobody finds them.
         """
+        if not cuda.is_available():
+            raise RuntimeError(f"device={str(self.device)!r}, but CUDA is not available here; leave it out")
         return _Epoch(self, next_batch, self._depth).next
 
     def send(self, batch: Any) -> _OnItsWay:

@@ -21,7 +21,7 @@ from lightning_hpc.data.lookahead import Guess, guess_next_epoch
 from lightning_hpc.data.mapping import SharedMapping
 from lightning_hpc.data.operator_graph import OperatorGraph
 from lightning_hpc.data.page_lock import PageLock
-from lightning_hpc.data.placed_operators import PlacedOperators
+from lightning_hpc.data.placed_operators import PlacedOperators, require_transforms
 from lightning_hpc.data.position import (
     Position,
     advanced,
@@ -114,6 +114,8 @@ class SharedMemoryLoader(DataLoader[T]):
     ) -> None:
         self._stream: BatchStream | None = None
         self._automatic: AutomaticWorkers | None = None
+        require_workers(num_workers, prefetch_factor)
+        require_transforms(operators, device_transform)
         has_device = torch.device(device or "cpu").type == "cuda"
         self._placed: PlacedOperators | None = None
         if operators is not None:
@@ -121,7 +123,6 @@ class SharedMemoryLoader(DataLoader[T]):
         self._prefetcher = prefetcher_for(device, self._placed or device_transform, device_prefetch)
         self.device, self.device_transform, self.device_prefetch = device, device_transform, device_prefetch
         self.operators = operators
-        require_workers(num_workers, prefetch_factor)
         super().__init__(
             dataset,
             batch_size,
@@ -162,6 +163,10 @@ class SharedMemoryLoader(DataLoader[T]):
 
     @num_workers.setter
     def num_workers(self, num_workers: int) -> None:
+        if not isinstance(num_workers, int) or num_workers < 0:
+            raise ValueError(f"num_workers={num_workers!r} must be an integer of at least 0; make a loader for 'auto'")
+        if self._automatic is None and num_workers != vars(self).get("num_workers", num_workers):
+            self.close()  # the next iteration starts so many
         self._keep(num_workers=num_workers, _automatic=None)
 
     def share_processors(self, ranks: int) -> None:

@@ -26,9 +26,9 @@ class OperatorGraph:
 
         graph = OperatorGraph(outputs=("x", "label"))
         image = graph.add(decode, inputs="jpg", output="image")
-        graph.add(flip, inputs=image, output="flipped", when="train")
+        graph.add(flip, inputs=image, output="flipped", when="training")
         graph.add(mix, inputs=("flipped", "label"), output="x")
-        sample = graph({"jpg": ..., "label": 3, "train": True})
+        sample = graph({"jpg": ..., "label": 3, "training": True})
 
     A step whose condition is false is skipped, and with it every step that takes its value or has it as a condition,
     and so on: their outputs are absent from the result. The samples of one batch must agree on what is absent, as

@@ -102,6 +102,18 @@ class PlacedOperators:
         return former != self.placement.on_device
 
 
+def require_transforms(operators: Any, device_transform: Any) -> None:
+    """Checks what a loader is to do with samples and batches.
+
+    Raises:
+        TypeError: If it is something else.
+    """
+    if operators is not None and not isinstance(operators, OperatorGraph):
+        raise TypeError(f"operators={operators!r} must be an OperatorGraph; add functions to one by its method add")
+    if device_transform is not None and not callable(device_transform):
+        raise TypeError(f"device_transform={device_transform!r} must be callable with a batch")
+
+
 def measure_load(
     graph: OperatorGraph, loader: DataLoader[Any], *, device: torch.device, waiting_s: float, training_s: float
 ) -> Load:

@@ -80,7 +80,10 @@ def _settle_epochs(loop: Any) -> bool:
     """
     epochs, batches = loop.epoch_progress, loop.epoch_loop.batch_progress
     is_counted = epochs.current.ready == epochs.current.processed
-    if loop.restarting and is_counted and 0 < batches.current.processed == batches.current.completed:
+    is_settled = is_counted and 0 < batches.current.processed == batches.current.completed
+    if is_settled and not batches.is_last_batch:
+        cast(Any, _Loop.restarting).fset(loop, True)  # which it denies where the new run has no max_steps
+    if loop.restarting and is_settled:
         if batches.is_last_batch:
             if epochs.current.completed < epochs.current.processed:
                 epochs.increment_completed()

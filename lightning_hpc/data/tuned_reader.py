@@ -1,7 +1,9 @@
 """Reads batches from workers whose number follows from how long the training waits for them."""
 
 import time
+import warnings
 from collections.abc import Callable
+from pickle import PicklingError
 from typing import Any
 
 from lightning_hpc.data.batch_stream import BatchStream
@@ -43,7 +45,15 @@ class TunedReader:
             change = self._tuner.observe(self._stream.waited_s, asked_s - self._handed_out_s)
             if change is not None:
                 self._is_settled = False
-                self._stream.resize(change.num_workers)
-                self._announce(change)
+                self._change(change)
         self._handed_out_s = time.perf_counter()
         return batch
+
+    def _change(self, change: Change) -> None:
+        try:
+            self._stream.resize(change.num_workers)
+        except (OSError, TypeError, AttributeError, PicklingError) as error:
+            self._tuner.forbid_more()
+            warnings.warn(f"no further worker can be started, so there will be no more: {error}", stacklevel=4)
+        else:
+            self._announce(change)

@@ -89,7 +89,11 @@ class WorkerPool:
         assert self._shared is not None
         assert num_workers > 0
         self._wanted = num_workers
-        self._adjust()
+        try:
+            self._adjust()
+        except Exception:
+            self._wanted = max(len(self._processes) - self._retiring, 1)
+            raise
 
     def send(self, task: Task, worker: int | None = None) -> bool:
         """Gives a task to a worker, or to whoever is free. Returns False if the queue is full.
@@ -205,10 +209,15 @@ class WorkerPool:
         )
         try:
             process.start()
+        except OSError:
+            ours.close()
+            theirs.close()
+            raise
         except (TypeError, AttributeError, pickle.PicklingError) as error:
             ours.close()
             theirs.close()
-            self.close()
+            if not self._processes:
+                self.close()
             raise type(error)(
                 f"{error}; workers that are started by {self._context.get_start_method()!r} get dataset, collate_fn and"
                 " worker_init_fn pickled: define them in a module, or pass multiprocessing_context='fork'"

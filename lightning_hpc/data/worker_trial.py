@@ -54,7 +54,10 @@ class WorkerTrial:
         settings = WorkerSettings(self._source, loader.worker_init_fn, 1, 0, SharedMapping())
         context = loader.multiprocessing_context or multiprocessing.get_context()
         self._stream = BatchStream(settings, context, prefetch_factor=1, timeout_s=None, in_order=False)
-        self._next_batch = self._stream.begin(EpochPlan(endless_indices(loader), 0, epoch_of(loader.dataset)))
+        try:
+            self._next_batch = self._stream.begin(EpochPlan(endless_indices(loader), 0, epoch_of(loader.dataset)))
+        except Exception:  # of a sampler that is not ready yet; whatever it is, it will come again in its place
+            self._next_batch = self._stream.begin(EpochPlan(iter(()), 0, epoch_of(loader.dataset)))
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -114,12 +117,15 @@ def _batches(singles: Iterator[int], size: int) -> Iterator[list[int]]:
 
 
 def _again_and_again(loader: DataLoader[Any]) -> Iterator[Any]:
+    asked: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    if any(isinstance(each, Iterator) for each in (asked, *getattr(asked, "__dict__", {}).values())):
+        return  # it can be read once only, which is not for us
     try:
-        copied: Any = copy.copy(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)
+        copied = copy.copy(asked)
         if "sampler" in getattr(copied, "__dict__", ()):
             copied.sampler = copy.copy(copied.sampler)
     except TypeError:
-        return  # it can be read once only, which is not for us
+        return
     is_empty = False
     while not is_empty:
         is_empty = True

@@ -72,6 +72,13 @@ class WorkerTuner:
         """Leaves out the next batches: at the beginning of an epoch, when some are ready or none."""
         self._skipped = 0
 
+    def forbid_more(self) -> None:
+        """Heeds that the last change could not be made, since no further worker can be started."""
+        self._num_workers -= 1
+        self._most = self._num_workers
+        self._trial = None
+        self._restart()
+
     def observe(self, wait_s: float, step_s: float) -> Change | None:
         """Heeds a batch, of which all workers were there to make it.
 

@@ -22,7 +22,10 @@ STEP_KEYS = (
 )
 SPAN_KEYS = ("name", "epoch", "rank", "start_ms", "duration_ms")
 DECISION_KEYS = ("step", "rank", "choice", "reason", "predicted_ms", "measured_ms")
-HEADER_KEYS = ("schema", "rank", "world_size", "attempt", "host", "pid", "started_at", "clock", "device_type", "versions")
+HEADER_KEYS = (
+    *("schema", "rank", "world_size", "attempt", "host", "pid", "started_at"),
+    *("clock", "device_type", "versions"),
+)
 
 
 # Most readers refuse NaN, so an encoder that writes it would cost the whole line.

@@ -105,6 +105,9 @@ class FakeCuda:
     def current_device(self) -> int:
         return 0
 
+    def is_available(self) -> bool:
+        return True
+
     def is_initialized(self) -> bool:
         return False
 

@@ -172,14 +172,15 @@ def test_goes_on_with_all_kinds_of_loaders(kind: str, limits: dict[str, Any], tm
 
 
 def test_goes_on_after_max_steps_has_stopped_it_within_an_epoch(tmp_path: Path) -> None:
-    whole, _ = fit(datasets(), max_epochs=-1, max_steps=32)
+    whole, _ = fit(datasets(), max_epochs=3)
     for steps in (5, 14, 20):
         saves = Saves(tmp_path, ("on_train_epoch_end", "on_train_end"))
         _, trainer = fit(datasets(), callbacks=[saves], max_epochs=-1, max_steps=steps)
         trainer.save_checkpoint(after := tmp_path / "after.ckpt")
         for place, path in (*(each[1:] for each in saves.saved), (steps, after)):
-            rest, _ = fit(datasets(), path, max_epochs=-1, max_steps=32)
-            assert rest.seen == whole.seen[place:], (steps, path)
+            for end in ({"max_epochs": -1, "max_steps": 42}, {"max_epochs": 3}):
+                rest, _ = fit(datasets(), path, **end)
+                assert rest.seen == whole.seen[place:], (steps, path, end)
 
 
 @pytest.mark.parametrize("train", [Drawn(), Stream()], ids=["map", "stream"])

@@ -85,3 +85,18 @@ def test_what_a_wrapped_datamodule_decides_cannot_be_set_beside_it() -> None:
     for name, value in (("batch_size", 8), ("shuffle", False), ("drop_last", True), ("pin_memory", True)):
         with pytest.raises(ValueError, match=f"{name}={value} is for datasets .* set it in its DataLoaders"):
             SharedMemoryDataModule(datamodule=Wrapped(), **{name: value})
+
+
+class OwnLoader(DataLoader[Any]):
+    """Which is left alone."""
+
+
+class WithOwnLoader(pl.LightningDataModule):
+    def train_dataloader(self) -> DataLoader[Any]:
+        return OwnLoader(Vectors(), batch_size=2)
+
+
+def test_operators_that_would_reach_no_sample_are_refused() -> None:
+    data = SharedMemoryDataModule(datamodule=WithOwnLoader(), operators=make_graph())
+    with pytest.raises(TypeError, match="operators does not reach the batches of a OwnLoader"):
+        data.train_dataloader()

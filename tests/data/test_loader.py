@@ -292,3 +292,14 @@ def test_pinned_memory_without_an_accelerator_is_reported() -> None:
 def test_workers_need_not_be_forked() -> None:
     loader = SharedMemoryLoader(Nested(8), 2, num_workers=1, multiprocessing_context=helpers._context)
     assert_same(list(loader), list(DataLoader(Nested(8), 2)))
+
+
+def test_a_number_of_workers_that_is_set_holds_from_the_next_iteration() -> None:
+    loader = SharedMemoryLoader(Numbers(8), 2, num_workers=1)
+    for number in (2, 1, 0):
+        list(loader)
+        loader.num_workers = number
+        assert len(list(loader)) == 4
+        assert len(loader._stream.pids if loader._stream is not None else []) == number
+    with pytest.raises(ValueError, match="num_workers='auto' must be an integer of at least 0"):
+        loader.num_workers = "auto"  # type: ignore[assignment]

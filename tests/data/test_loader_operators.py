@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lightning_hpc.data import OperatorGraph, OperatorHints, SharedMemoryLoader
+from lightning_hpc.data import OperatorGraph, OperatorHints, SharedMemoryDataModule, SharedMemoryLoader
 from lightning_hpc.data.placed_operators import PlacedOperators
 from tests.data.datasets import Parts
 
@@ -81,3 +81,22 @@ def test_workers_get_the_new_steps_where_steps_have_moved(monkeypatch: pytest.Mo
     assert pids[0] == first
     assert pids[1] != first
     loader.close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"operators": [jitter]}, r"operators=\[<function jitter .* must be an OperatorGraph"),
+        ({"device_transform": "flip"}, "device_transform='flip' must be callable with a batch"),
+    ],
+)
+def test_what_is_no_transform_is_refused(wrong: dict[str, Any], message: str) -> None:
+    for make in (SharedMemoryLoader, SharedMemoryDataModule):
+        with pytest.raises(TypeError, match=message):
+            make(Vectors(), **wrong)
+
+
+def test_a_device_that_is_not_there_is_named() -> None:
+    if not torch.cuda.is_available():
+        with pytest.raises(RuntimeError, match="device='cuda', but CUDA is not available here"):
+            iter(SharedMemoryLoader(Vectors(), 2, device="cuda"))

@@ -18,6 +18,7 @@ class Stream:
         self.is_settled = True
         self.sizes: list[int] = []
         self.number = -1
+        self.fails = False
 
     def next(self) -> int:
         self.number += 1
@@ -28,6 +29,8 @@ class Stream:
         return self.number
 
     def resize(self, num_workers: int) -> None:
+        if self.fails:
+            raise OSError(24, "Too many open files")
         self.sizes.append(num_workers)
 
 
@@ -38,6 +41,10 @@ class Tuner:
         self.told: list[tuple[float, float]] = []
         self.wanted: list[Change | None] = []
         self.skipped = 0
+        self.is_forbidden = False
+
+    def forbid_more(self) -> None:
+        self.is_forbidden = True
 
     def skip(self) -> None:
         self.skipped += 1
@@ -84,3 +91,16 @@ def test_a_change_is_made_and_announced_and_nothing_told_until_all_workers_are_t
     stream.is_settled = False  # a worker that died is replaced
     reader.next()
     assert len(tuner.told) == told + 2
+
+
+def test_where_no_worker_can_be_started_the_batch_is_there_and_there_will_be_no_more(clock: list[float]) -> None:
+    stream, tuner = Stream(clock, [0.0] * 3), Tuner()
+    stream.fails, tuner.wanted = True, [Change(3, "it waits")]
+    announced: list[Change] = []
+    reader = TunedReader(cast(Any, stream), stream.next, cast(Any, tuner), announced.append)
+    assert reader.next() == 0
+    with pytest.warns(UserWarning, match="no further worker can be started.*Too many open files"):
+        assert reader.next() == 1
+    assert reader.next() == 2
+    assert tuner.is_forbidden
+    assert not announced

@@ -5,7 +5,7 @@ import itertools
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +192,28 @@ def test_other_samplers_are_asked_in_a_copy() -> None:
     assert tokens.state_dict() == state
 
 
-def test_a_sampler_that_can_be_read_once_only_is_left_alone() -> None:
-    once = (index for index in range(4))
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: (index for index in range(4)),
+        lambda: map(int, range(4)),
+        lambda: filter(bool, range(4)),
+        lambda: itertools.chain(range(2), range(2, 4)),
+    ],
+)
+def test_a_sampler_that_can_be_read_once_only_is_left_alone(make: Callable[[], Iterator[int]]) -> None:
+    once, expected = make(), list(make())
     assert first(DataLoader(Numbers(4), None, sampler=once), 3) == []
-    assert list(once) == [0, 1, 2, 3]
+    assert list(once) == expected
+
+
+class Unready(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        raise RuntimeError("call set_epoch first")
+
+
+def test_a_sampler_that_is_not_ready_yet_leaves_nothing_behind() -> None:
+    before = children()
+    with trial_of(DataLoader(Numbers(4), 2, sampler=Unready())) as trial:
+        assert read(trial, 1) == [None]
+    assert children() == before

@@ -176,3 +176,17 @@ def test_reasons_say_what_was_seen() -> None:
     assert any(reason.startswith("with 1 it waits 3") for reason in reasons)
     saturated = Simulation(always(1.5), always(1.0), saturation=1).run(3000).changes
     assert saturated[1][1].reason == "another one brought 0% more batches a second"
+
+
+def test_it_asks_for_no_more_after_one_could_not_be_started() -> None:
+    simulation = Simulation(lambda _: 4.0, lambda _: 1.0, num_workers=2).run(200)
+    assert simulation.tuner.num_workers > 2
+    tuner = WorkerTuner(2, 8)
+    changes = [change for _ in range(200) if (change := tuner.observe(1.0, 0.1)) is not None]
+    assert changes[0].num_workers == 3
+    tuner = WorkerTuner(2, 8)
+    while tuner.observe(1.0, 0.1) is None:
+        pass
+    tuner.forbid_more()
+    assert all(tuner.observe(1.0, 0.1) is None for _ in range(1000))
+    assert tuner.num_workers == 2
