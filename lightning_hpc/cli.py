@@ -8,13 +8,14 @@ from pathlib import Path
 COMMANDS = {
     "topology": "Measure how the ranks of a job are connected; print, save and draw it.",
     "bench": "bench predict: will several nodes be faster than one? bench comm: measure training steps with each way of"
-    " communicating.",
+    " communicating. bench data: how many workers do your data need?",
+    "compare": "Is a run slower than another one, or is that noise? Exit status 1 for a regression.",
 }
 """Modules of `lightning_hpc.commands`, and a line for the help."""
 
 
 def main() -> None:
-    """Runs ``lightning-hpc fit|validate|test|predict|topology|bench …``; see ``lightning-hpc --help``.
+    """Runs ``lightning-hpc fit|validate|test|predict|topology|bench|compare …``; see ``lightning-hpc --help``.
 
     Raises:
         SystemExit: With the way out, if the extra `cli` is not installed.
