@@ -1,7 +1,11 @@
+"""Each case gives its figures at a tiny size, and the command shows, writes and judges them."""
+
 import itertools
 import json
+import logging
 import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,6 +39,15 @@ MEASURES = {
         "worker_pss_kib",
     },
 }
+
+
+@pytest.fixture(autouse=True)
+def _level() -> Iterator[None]:
+    """The command silences Lightning, in a process of its own otherwise."""
+    logger = logging.getLogger("lightning.pytorch")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -21,6 +21,7 @@ from lightning_hpc.data.loader import SharedMemoryLoader
 from lightning_hpc.data.messages import RETIRE, RETIRING, claim_in, split_claim
 from lightning_hpc.data.seeding import KeptGenerators
 from tests.data.datasets import Augmented, Nested, Numbers, Parts, assert_same
+from tests.data.test_batch_stream import assert_nothing_is_abandoned
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -86,8 +87,7 @@ def resize_at_random(runs: int, seed: int, kills: bool = True) -> tuple[int, int
         for _ in settle(loader, itertools.chain.from_iterable(itertools.repeat(loader))):
             pass
         assert len(loader._stream.pids) == 2
-        list(loader)
-        assert not loader._stream._abandoned
+        assert_nothing_is_abandoned(loader)
     return resized, killed
 
 
@@ -252,16 +252,6 @@ def dies_with(doomed: int) -> Callable[[bytes], int]:
         return claimed
 
     return claim
-
-
-def assert_nothing_is_abandoned(loader: SharedMemoryLoader[Any]) -> None:
-    """Sooner or later, when each worker has done something."""
-    assert loader._stream is not None
-    for _ in range(1000):
-        if not loader._stream._abandoned:
-            return
-        list(loader)
-    raise AssertionError(f"{len(loader._stream._abandoned)} tasks are abandoned for good")
 
 
 @pytest.mark.filterwarnings("ignore:worker .* was replaced")
