@@ -3,6 +3,7 @@
 import copy
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_hpc.commands.data_result import OWN, PEER
-from lightning_hpc.data import SharedMemoryLoader
+from lightning_hpc.data import OperatorGraph, SharedMemoryLoader, place
 
 T = TypeVar("T")
 
@@ -46,16 +47,23 @@ class TrainingLoader:
     def make(self, name: str, workers: int) -> DataLoader[Any]:
         """A new loader, with all other arguments as the user has given them."""
         if name == OWN:
-            names = ("operators", "device_transform")  # which a `DataLoader` has not
-            steps: dict[str, Any] = {name: getattr(self._loader, name, None) for name in names}
-            return SharedMemoryLoader(self.dataset, **steps, **self._arguments(workers))
+            return SharedMemoryLoader(self.dataset, operators=self._worker_part(), **self._arguments(workers))
         if isinstance(self._loader, SharedMemoryLoader):
-            return DataLoader(self.dataset, **self._arguments(workers))
+            arguments, graph = self._arguments(workers), self._worker_part()
+            if graph is not None:
+                is_batched = self._loader.batch_sampler is not None
+                arguments["collate_fn"] = partial(_apply_and_collate, graph, arguments["collate_fn"], is_batched)
+            return DataLoader(self.dataset, **arguments)
         made = copy.copy(self._loader)  # of the user's own class, whatever its constructor is like
         made.num_workers = workers
         made.prefetch_factor = self._prefetch_factor(workers)
         made.timeout = self._loader.timeout if workers else 0
         return made
+
+    def _worker_part(self) -> OperatorGraph | None:
+        """What workers do of the user's operators; what a device does of them is not measured, with either loader."""
+        operators = getattr(self._loader, "operators", None)
+        return None if operators is None else place(operators, has_device=False).worker
 
     def _arguments(self, workers: int) -> dict[str, Any]:
         names = ("collate_fn", "worker_init_fn", "generator", "pin_memory", "in_order")
@@ -74,6 +82,10 @@ class TrainingLoader:
 
     def _prefetch_factor(self, workers: int) -> int | None:
         return (self._loader.prefetch_factor or _PREFETCH) if workers else None
+
+
+def _apply_and_collate(graph: OperatorGraph, collate_fn: Callable[[Any], Any], is_batched: bool, samples: Any) -> Any:
+    return collate_fn([graph(sample) for sample in samples] if is_batched else graph(samples))
 
 
 def make_training_loader(data: LightningDataModule | DataLoader[Any]) -> tuple[TrainingLoader, list[str]]:

@@ -11,7 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Tensor
 
 from lightning_hpc.commands.data_result import OWN, PEER
 from lightning_hpc.commands.training_loader import TrainingLoader, make_training_loader
-from lightning_hpc.data import SharedMemoryDataModule, SharedMemoryLoader
+from lightning_hpc.data import OperatorGraph, OperatorHints, SharedMemoryDataModule, SharedMemoryLoader
 
 DATA = TensorDataset(torch.arange(20))
 
@@ -150,3 +150,16 @@ def test_who_needs_a_trainer_is_told_that_there_is_none() -> None:
 
     with pytest.raises(RuntimeError, match=r"train_dataloader\(\) failed.*self\.trainer is None here, since nothing"):
         make_training_loader(NeedsTrainer(None))
+
+
+@pytest.mark.parametrize("batch_size", [2, None])
+def test_both_loaders_do_what_workers_do_of_the_operators(batch_size: int | None) -> None:
+    graph = OperatorGraph(outputs=("y", "z"))
+    graph.add(torch.neg, inputs="x", output="y")
+    graph.add(torch.neg, inputs="y", output="z", hints=OperatorHints(runs_on="device"))
+    data = [{"x": torch.tensor(float(number))} for number in range(4)]
+    found = TrainingLoader(SharedMemoryLoader(data, batch_size, operators=graph))  # type: ignore[arg-type]
+    for workers in (0, 1):
+        own, peer = (list(found.make(name, workers)) for name in (OWN, PEER))
+        assert [batch["y"].tolist() for batch in own] == [batch["y"].tolist() for batch in peer]
+        assert [set(batch) for batch in own + peer] == [{"y"}] * len(own + peer)
