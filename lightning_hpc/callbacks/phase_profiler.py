@@ -95,6 +95,7 @@ class PhaseProfiler:
                 _Action("run_training_epoch", lambda: timeline.enter_epoch(trainer.current_epoch), timeline.exit_epoch),
                 _Action("run_training_batch", timeline.start_batch, _do_nothing),
                 self._phase_action("optimizer_step", Phase.OPTIMIZER),  # manual optimization
+                _Action("save_checkpoint", lambda: timeline.start_span("checkpoint"), timeline.stop_span),
             )
         }
         self.profile = self._profile_both if self._forwards else self._make_profile()

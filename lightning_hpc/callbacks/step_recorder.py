@@ -3,40 +3,78 @@
 import dataclasses
 import time
 import warnings
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 import lightning.pytorch as pl
 from lightning.pytorch.utilities import rank_zero_info
 
+from lightning_hpc.callbacks.batch_size import count_samples
 from lightning_hpc.callbacks.comm_meter import CommMeter
+from lightning_hpc.callbacks.logger_spans import LoggerSpans
 from lightning_hpc.callbacks.phase_profiler import PhaseProfiler
-from lightning_hpc.trace.console import ConsoleMeans
-from lightning_hpc.trace.records import decision_line, span_line, step_line
+from lightning_hpc.trace.interval_means import IntervalMeans
+from lightning_hpc.trace.records import decision_line, event_line, memory_line, span_line, step_line
 from lightning_hpc.trace.timeline import Phase, Span, Timeline
 from lightning_hpc.trace.writer import TraceWriter
 
+StepTimes = tuple[float | None, ...]
+"""One iteration for listeners: milliseconds by phase, in the order of `lightning_hpc.trace.records.PHASES`
+(communication is None where unknown), in total, then the indices of epoch and batch. What is written to checkpoints
+and loggers within the iteration counts as ``schedule`` here."""
+
+_WRITING = ("checkpoint", "logging")
+_BACKWARD = int(Phase.BACKWARD)
+# Lines are formatted and written so often, since a few at once cost a third of what each costs between two steps.
+_FLUSH_NS = 50_000_000
+
+
+class _Step(NamedTuple):
+    """An iteration that waits to be written; its fields are those of `step_line`."""
+
+    charged_ns: list[int]
+    comm_ns: int | None
+    total_ns: int
+    step: int
+    batch: int
+    epoch: int
+    optimizer_steps: int
+    samples: int | None
+    start_ns: int
+    comm_bytes: int | None
+
 
 class StepRecorder:
-    """Turns what a timeline hands out into records and console lines. In place from construction to `close`.
+    """Turns what a timeline hands out into records, console lines and metrics. In place from construction to `close`.
 
     Args:
         trainer: The Trainer, whose profiler is wrapped.
         writer: Where the records go. Closed by `close`.
         console: Whether this rank prints lines.
         silent_prefix: Start of the action names of the callback that this recorder belongs to.
+
+    Attributes:
+        listeners: Called with the times of each iteration.
     """
 
     def __init__(self, trainer: pl.Trainer, writer: TraceWriter, console: bool, silent_prefix: str) -> None:
         self._trainer = cast(Any, trainer)  # it gets some of its attributes where mypy does not look
         self._writer: TraceWriter | None = writer
-        self._console = ConsoleMeans() if console and self._trainer.log_every_n_steps > 0 else None
+        self._console = console
+        self._means = IntervalMeans() if trainer.is_global_zero and self._trainer.log_every_n_steps > 0 else None
         self._comm: CommMeter | None = None
         self._rank = trainer.global_rank
         self._batch = self._step = self._step_before = 0
+        self._samples: int | None = None
+        self._writing_ns = 0
+        self._steps: list[_Step] = []
+        self._flushed_at_ns = 0
+        self.listeners: list[Callable[[StepTimes], None]] = []
         self._timeline = Timeline(time.perf_counter_ns, self._record_step, self._record_span)
         self._user_profiler = self._trainer.profiler
         self._profiler = PhaseProfiler(self._user_profiler, self._timeline, trainer, silent_prefix)
         self._trainer.profiler = self._profiler
+        self._logger_spans = LoggerSpans(trainer.loggers, self._timeline)
 
     def start_training(self) -> None:
         """Takes the figures from which the first iteration counts, after a checkpoint has been restored."""
@@ -51,63 +89,108 @@ class StepRecorder:
         """It has ended."""
         self._timeline.pop()
 
-    def finish_batch(self, batch_idx: int) -> None:
+    def finish_batch(self, batch: Any, batch_idx: int) -> None:
         """The training of a batch is finished."""
         # Read here: when the iteration ends, a loop whose step does the fetching is one batch further.
         self._batch = batch_idx
         self._step = self._trainer.global_step
+        self._samples = count_samples(batch)
         self._timeline.finish_batch()
+
+    def write_memory(self, figures: Mapping[str, float | None]) -> None:
+        """Writes a reading of memory."""
+        where = {"step": self._trainer.global_step, "epoch": self._timeline.epoch or 0, "batch": self._batch}
+        self._write(memory_line(figures, **where, rank=self._rank, at_ns=self._timeline.elapsed_ns))
+
+    def write_event(self, name: str, details: Mapping[str, Any]) -> None:
+        """Writes something that happened."""
+        step = self._trainer.global_step
+        self._write(event_line(name, details, step=step, rank=self._rank, at_ns=self._timeline.elapsed_ns))
 
     def close(self) -> None:
         """Gives the Trainer its profiler back, and writes what is left."""
         # Somebody may have wrapped ours in turn, and then has to undo that.
         if self._trainer.profiler is self._profiler:
             self._trainer.profiler = self._user_profiler
+        self._logger_spans.close()
         self._timeline.close()
+        self._flush()
         if self._writer is not None:
             self._writer.close()
             self._writer = None
 
-    def _record_step(self, charged_ns: list[int], total_ns: int) -> None:
+    def _record_step(self, charged_ns: list[int], start_ns: int, total_ns: int) -> None:
         assert self._comm is not None
         assert self._timeline.epoch is not None
         comm_ns, comm_bytes = self._comm.read()
-        # What was waited for has passed within backward, as far as this rank's clock can tell.
-        charged_ns[Phase.BACKWARD] = max(charged_ns[Phase.BACKWARD] - (comm_ns or 0), 0)
-        line = step_line(
-            charged_ns,
-            comm_ns,
-            total_ns,
-            step=self._step,
-            batch=self._batch,
-            epoch=self._timeline.epoch,
-            rank=self._rank,
-            optimizer_steps=self._step - self._step_before,
-            comm_bytes=comm_bytes,
-        )
+        if comm_ns:
+            # What was waited for has passed within backward, as far as this rank's clock can tell.
+            charged_ns[_BACKWARD] = max(charged_ns[_BACKWARD] - comm_ns, 0)
+        optimizer_steps = self._step - self._step_before
         self._step_before = self._step
-        self._write(line)
+        where = (self._step, self._batch, self._timeline.epoch, optimizer_steps, self._samples, start_ns)
+        self._steps.append(_Step(charged_ns, comm_ns, total_ns, *where, comm_bytes))
         for decision in self._comm.take_decisions():
             self._write(decision_line(rank=self._rank, **dataclasses.asdict(decision)))
-        if self._console is not None:
-            self._console.add(charged_ns, comm_ns)
-            if self._console.count >= self._trainer.log_every_n_steps:
-                self._print(self._console.line())
-                self._console = ConsoleMeans()
+        if self.listeners:
+            self._tell(charged_ns, comm_ns, total_ns)
+        self._writing_ns = 0
+        ended_ns = start_ns + total_ns
+        if ended_ns - self._flushed_at_ns >= _FLUSH_NS or self._is_interval_full():
+            self._flushed_at_ns = ended_ns
+            self._flush()
+
+    def _is_interval_full(self) -> bool:
+        return self._means is not None and self._means.count + len(self._steps) >= self._trainer.log_every_n_steps
+
+    def _flush(self) -> None:
+        steps, self._steps = self._steps, []
+        if steps:
+            self._append(b"".join([step_line(**step._asdict(), rank=self._rank) for step in steps]))
+        if self._means is None:
+            return
+        for step in steps:
+            self._means.add(step.charged_ns, step.comm_ns, step.total_ns, step.samples)
+        if steps and self._is_interval_full():
+            means, self._means = self._means, IntervalMeans()
+            self._publish(means, steps[-1].step)
+
+    def _tell(self, charged_ns: Sequence[int], comm_ns: int | None, total_ns: int) -> None:
+        data_prep, h2d, schedule, forward, backward, optimizer = (ns / 1e6 for ns in charged_ns)
+        comm = None if comm_ns is None else comm_ns / 1e6
+        unattributed = (total_ns - sum(charged_ns) - (comm_ns or 0)) / 1e6
+        writing = self._writing_ns / 1e6
+        times = (data_prep, h2d, schedule + writing, forward, backward, comm, optimizer, unattributed)
+        for listener in self.listeners:
+            listener((*times, total_ns / 1e6 + writing, self._timeline.epoch, self._batch))
 
     def _record_span(self, span: Span) -> None:
+        if span.name in _WRITING and span.parent is None:
+            self._writing_ns += span.duration_ns
         self._write(span_line(span, self._rank))
 
     def _write(self, line: bytes) -> None:
+        """Appends a line behind those of the iterations so far."""
+        self._flush()
+        self._append(line)
+
+    def _append(self, lines: bytes) -> None:
         if self._writer is None:
             return
         try:
-            self._writer.write(line)
+            self._writer.write(lines)
         except OSError as error:
             # A full disk must not end the training that the trace is about.
             warnings.warn(f"StepTrace of rank {self._rank} stops: {error}", RuntimeWarning, stacklevel=2)
             self._writer.close()
             self._writer = None
+
+    def _publish(self, means: IntervalMeans, step: int) -> None:
+        if self._console:
+            self._print(means.line())
+        metrics = {f"step_trace/{name}": value for name, value in means.metrics().items()}
+        for logger in self._trainer.loggers:
+            logger.log_metrics(metrics, step=step)
 
     def _print(self, line: str) -> None:
         progress_bar = self._trainer.progress_bar_callback

@@ -4,6 +4,7 @@ import os
 import platform
 import socket
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,14 @@ from torch import Tensor
 from typing_extensions import override
 
 import lightning_hpc
-from lightning_hpc.callbacks.step_recorder import StepRecorder
+from lightning_hpc.callbacks.step_recorder import StepRecorder, StepTimes
 from lightning_hpc.trace.records import header_line
 from lightning_hpc.trace.writer import TraceWriter
+
+# Lightning calls every hook of every callback, at some 2 µs each, but skips an attribute that is not callable.
+_IDLE_HOOKS = ("on_train_batch_start", "on_before_zero_grad", "on_before_optimizer_step")
+# In automatic optimization the strategy's backward is announced.
+_HOOKS_OF_MANUAL_BACKWARD = ("on_before_backward", "on_after_backward")
 
 
 class StepTrace(Callback):
@@ -35,16 +41,22 @@ class StepTrace(Callback):
                          ranks run a strategy that does not measure it, as ``"ddp"``.
     ``optimizer_ms``     Optimizer step, gradient clipping, zeroing of gradients.
     ``unattributed_ms``  The rest, which may be negative: total minus phases.
-    ``total_ms``         The iteration, from its fetch to the fetch of the next one, without validation.
+    ``total_ms``         The iteration, from its fetch to the fetch of the next one, without the spans that lie in it.
+    ``start_ms``         When it began, since the file's start.
     ``optimizer_steps``  Optimizer steps in it: 0 while gradients accumulate.
+    ``samples``          Length of the batch's first tensor. Null where its first entry is no tensor.
     ``comm_bytes``       Bytes sent in it. Null as above.
     ``step``             ``trainer.global_step`` after it; beside ``batch``, ``epoch``, ``rank``.
     ==================== ==============================================================================================
 
-    Start-up, the start of an epoch's loader, validation and what passes between epochs are records of type ``span``
-    (see `lightning_hpc.trace.timeline.Span`); what ``compression="auto"`` decides is one of type ``decision``. The
-    first line of a file is a header. A run that is started or resumed gets the next attempt, the same on all ranks, so
-    nothing is ever overwritten. Read the files with `lightning_hpc.trace.read_traces`.
+    Start-up, the start of an epoch's loader, validation, the writing of checkpoints and loggers, and what passes
+    between epochs are records of type ``span`` (see `lightning_hpc.trace.timeline.Span`); what ``compression="auto"``
+    decides is one of type ``decision``. The first line of a file is a header. A run that is started or resumed gets
+    the next attempt, the same on all ranks, so nothing is ever overwritten. Read the files with
+    `lightning_hpc.trace.read_traces`.
+
+    The Trainer's loggers get the means of every ``log_every_n_steps`` iterations of rank 0, as ``step_trace/total_ms``
+    and so on, with ``step_trace/samples_per_second`` of this rank.
 
     Times are the host's (``"clock": "host"`` in the header). On CUDA the host only launches work, so a phase holds the
     launches and whatever the host waited for; no phase waits for the device on purpose.
@@ -72,6 +84,44 @@ class StepTrace(Callback):
         self._recorder: StepRecorder | None = None
         self.path: Path | None = None
 
+    @staticmethod
+    def find(trainer: pl.Trainer) -> "StepTrace | None":
+        """The Trainer's own, if it has one."""
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        return next((callback for callback in callbacks if isinstance(callback, StepTrace)), None)
+
+    def listen(self, listener: Callable[[StepTimes], None]) -> None:
+        """Has ``listener`` called with the times of each iteration, up to the end of the fit.
+
+        Args:
+            listener: Its time counts as ``schedule`` of the next iteration.
+
+        Raises:
+            RuntimeError: Outside a fit.
+        """
+        if self._recorder is None:
+            raise RuntimeError("StepTrace records nothing now; call listen from on_fit_start or on_train_start")
+        self._recorder.listeners.append(listener)
+
+    def write_memory(self, figures: Mapping[str, float | None]) -> None:
+        """Appends a record of type ``memory``. Does nothing outside a fit.
+
+        Args:
+            figures: By name, of `lightning_hpc.trace.records.MEMORY_FIGURES`.
+        """
+        if self._recorder is not None:
+            self._recorder.write_memory(figures)
+
+    def write_event(self, name: str, details: Mapping[str, Any]) -> None:
+        """Appends a record of type ``event``. Does nothing outside a fit.
+
+        Args:
+            name: What has happened.
+            details: More about it, in types that JSON has.
+        """
+        if self._recorder is not None:
+            self._recorder.write_event(name, details)
+
     @override
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         _require_lightning_trainer(trainer)
@@ -88,21 +138,22 @@ class StepTrace(Callback):
         writer = TraceWriter(self.path, _make_header(trainer, attempt))
         console = self._console and trainer.is_global_zero
         self._recorder = StepRecorder(trainer, writer, console, silent_prefix=f"[Callback]{self.state_key}.")
+        self._skip_hooks(*_IDLE_HOOKS, *(_HOOKS_OF_MANUAL_BACKWARD if pl_module.automatic_optimization else ()))
 
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert self._recorder is not None
         self._recorder.start_training()
 
-    # `manual_backward` announces no action; in automatic optimization the strategy's does the same.
+    # `manual_backward` announces no action.
     @override
     def on_before_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor) -> None:
-        if not pl_module.automatic_optimization and self._recorder is not None:
+        if self._recorder is not None:
             self._recorder.start_backward()
 
     @override
     def on_after_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not pl_module.automatic_optimization and self._recorder is not None:
+        if self._recorder is not None:
             self._recorder.stop_backward()
 
     @override
@@ -110,7 +161,7 @@ class StepTrace(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         assert self._recorder is not None
-        self._recorder.finish_batch(batch_idx)
+        self._recorder.finish_batch(batch, batch_idx)
 
     @override
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
@@ -124,6 +175,14 @@ class StepTrace(Callback):
         if self._recorder is not None:
             self._recorder.close()
             self._recorder = None
+            for hook in _IDLE_HOOKS + _HOOKS_OF_MANUAL_BACKWARD:
+                self.__dict__.pop(hook, None)
+
+    def _skip_hooks(self, *hooks: str) -> None:
+        for hook in hooks:
+            # Only a subclass has something to do in them.
+            if getattr(type(self), hook) is getattr(StepTrace, hook):
+                self.__dict__[hook] = None
 
     def _find_dirpath(self, trainer: pl.Trainer) -> Path:
         # `log_dir` is a collective, so all ranks have to ask for it.
@@ -159,6 +218,8 @@ def _make_header(trainer: pl.Trainer, attempt: int) -> bytes:
         host=socket.gethostname(),
         pid=os.getpid(),
         started_at=time.time(),
+        clock_offset_ms=None,
+        clock_uncertainty_ms=None,
         clock="host",
         device_type=trainer.strategy.root_device.type,
         versions={

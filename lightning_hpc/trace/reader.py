@@ -7,7 +7,9 @@ from typing import NoReturn
 
 from lightning_hpc.trace.records import (
     DECISION_KEYS,
+    EVENT_KEYS,
     HEADER_KEYS,
+    MEMORY_KEYS,
     SCHEMA_NAME,
     SCHEMA_VERSION,
     SPAN_KEYS,
@@ -15,7 +17,14 @@ from lightning_hpc.trace.records import (
     Record,
 )
 
-_KEYS = {"header": HEADER_KEYS, "step": STEP_KEYS, "span": SPAN_KEYS, "decision": DECISION_KEYS}
+_KEYS = {
+    "header": HEADER_KEYS,
+    "step": STEP_KEYS,
+    "span": SPAN_KEYS,
+    "decision": DECISION_KEYS,
+    "memory": MEMORY_KEYS,
+    "event": EVENT_KEYS,
+}
 
 
 class TraceFileError(ValueError):
@@ -42,17 +51,30 @@ class Trace:
     @property
     def steps(self) -> list[Record]:
         """The records of iterations."""
-        return [record for record in self.records if record["type"] == "step"]
+        return self._of_type("step")
 
     @property
     def spans(self) -> list[Record]:
         """The records of time outside iterations."""
-        return [record for record in self.records if record["type"] == "span"]
+        return self._of_type("span")
 
     @property
     def decisions(self) -> list[Record]:
         """The records of what ``compression="auto"`` has decided."""
-        return [record for record in self.records if record["type"] == "decision"]
+        return self._of_type("decision")
+
+    @property
+    def memory(self) -> list[Record]:
+        """The readings of memory."""
+        return self._of_type("memory")
+
+    @property
+    def events(self) -> list[Record]:
+        """The records of what callbacks and plugins have done or found."""
+        return self._of_type("event")
+
+    def _of_type(self, kind: str) -> list[Record]:
+        return [record for record in self.records if record["type"] == kind]
 
 
 def read_trace(path: str | Path) -> Trace:
@@ -121,8 +143,8 @@ def _parse(path: Path, number: int, line: bytes) -> Record:
     except ValueError as error:
         raise TraceFileError(path, number, f"the line is not JSON ({error})", _REPAIR) from None
     kind = record.get("type") if isinstance(record, dict) else None
-    if kind not in ("step", "span", "decision"):
-        raise TraceFileError(path, number, f"the line is no step, span or decision, but {kind!r}", _REPAIR)
+    if kind == "header" or not isinstance(kind, str) or kind not in _KEYS:
+        raise TraceFileError(path, number, f"the line has the unknown type {kind!r}", _REPAIR)
     _require_keys(path, number, record, kind)
     return dict(record)
 

@@ -1,4 +1,4 @@
-"""The lines of a trace file: a header, then one for each iteration, span of time outside iterations, and decision."""
+"""The lines of a trace file: a header, then one for each iteration, span, decision, reading of memory, and event."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,15 +16,22 @@ PHASES = ("data_prep", "h2d", "schedule", "forward", "backward", "comm", "optimi
 """The parts of an iteration. Their times add up to `total`."""
 
 STEP_KEYS = (
-    *("step", "batch", "epoch", "rank", "optimizer_steps"),
+    *("step", "batch", "epoch", "rank", "optimizer_steps", "samples", "start_ms"),
     *(f"{phase}_ms" for phase in PHASES),
     *("total_ms", "comm_bytes"),
 )
-SPAN_KEYS = ("name", "epoch", "rank", "start_ms", "duration_ms")
+SPAN_KEYS = ("name", "parent", "epoch", "rank", "start_ms", "duration_ms")
 DECISION_KEYS = ("step", "rank", "choice", "reason", "predicted_ms", "measured_ms")
+MEMORY_FIGURES = (
+    *("memory_used_bytes", "memory_limit_bytes", "memory_reserved_bytes"),
+    *("memory_hit_rate", "memory_fragmentation", "memory_retries", "memory_oom_retries"),
+    *("gpu_utilization", "gpu_used_bytes"),
+)
+MEMORY_KEYS = ("step", "epoch", "batch", "rank", "at_ms", *MEMORY_FIGURES)
+EVENT_KEYS = ("name", "step", "rank", "at_ms", "details")
 HEADER_KEYS = (
     *("schema", "rank", "world_size", "attempt", "host", "pid", "started_at"),
-    *("clock", "device_type", "versions"),
+    *("clock_offset_ms", "clock_uncertainty_ms", "clock", "device_type", "versions"),
 )
 
 
@@ -34,7 +41,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 # An encoder for any object takes several times as long, and this line is written in each iteration. Six decimals of a
 # millisecond are whole nanoseconds, so the phases add up in the file as they do in the timeline.
 _STEP_LINE = (
-    b'{"type":"step","step":%d,"batch":%d,"epoch":%d,"rank":%d,"optimizer_steps":%d,'
+    b'{"type":"step","step":%d,"batch":%d,"epoch":%d,"rank":%d,"optimizer_steps":%d,"samples":%s,"start_ms":%.6f,'
     b'"data_prep_ms":%.6f,"h2d_ms":%.6f,"schedule_ms":%.6f,"forward_ms":%.6f,"backward_ms":%.6f,"comm_ms":%s,'
     b'"optimizer_ms":%.6f,"unattributed_ms":%.6f,"total_ms":%.6f,"comm_bytes":%s}\n'
 )
@@ -61,6 +68,8 @@ def step_line(
     epoch: int,
     rank: int,
     optimizer_steps: int,
+    samples: int | None,
+    start_ns: int,
     comm_bytes: int | None,
 ) -> bytes:
     """The line of one iteration.
@@ -74,6 +83,8 @@ def step_line(
         epoch: Index of the epoch.
         rank: Global rank.
         optimizer_steps: Optimizer steps within the iteration.
+        samples: Samples of the batch. None where nobody can tell.
+        start_ns: When it began, in nanoseconds since the start of the file.
         comm_bytes: Bytes sent within the iteration. None where nobody counts them.
     """
     data_prep, h2d, schedule, forward, backward, optimizer = charged_ns
@@ -83,6 +94,8 @@ def step_line(
         epoch,
         rank,
         optimizer_steps,
+        b"null" if samples is None else b"%d" % samples,
+        start_ns / 1e6,
         data_prep / 1e6,
         h2d / 1e6,
         schedule / 1e6,
@@ -101,6 +114,7 @@ def span_line(span: Span, rank: int) -> bytes:
     record = {
         "type": "span",
         "name": span.name,
+        "parent": span.parent,
         "epoch": span.epoch,
         "rank": rank,
         "start_ms": span.start_ns / 1e6,
@@ -137,4 +151,53 @@ def decision_line(
         "predicted_ms": {name: seconds * 1e3 for name, seconds in predicted.items()},
         "measured_ms": {name: seconds * 1e3 for name, seconds in measured.items()},
     }
+    return f"{_encode(record)}\n".encode()
+
+
+def memory_line(
+    figures: Mapping[str, float | None], *, step: int, epoch: int, batch: int, rank: int, at_ns: int
+) -> bytes:
+    """The line of a reading of memory.
+
+    Args:
+        figures: By name, of `MEMORY_FIGURES`; those that are missing are unknown.
+        step: Optimizer steps before it.
+        epoch: Index of the epoch.
+        batch: Index of the last batch that was finished.
+        rank: Global rank.
+        at_ns: When, in nanoseconds since the start of the file.
+
+    Raises:
+        ValueError: If a name is none of `MEMORY_FIGURES`, or a figure is not finite.
+    """
+    unknown = [name for name in figures if name not in MEMORY_FIGURES]
+    if unknown:
+        raise ValueError(f"a record of memory has no {unknown[0]!r}; it may have {', '.join(MEMORY_FIGURES)}")
+    record = {
+        "type": "memory",
+        "step": step,
+        "epoch": epoch,
+        "batch": batch,
+        "rank": rank,
+        "at_ms": at_ns / 1e6,
+        **{name: figures.get(name) for name in MEMORY_FIGURES},
+    }
+    return f"{_encode(record)}\n".encode()
+
+
+def event_line(name: str, details: Mapping[str, Any], *, step: int, rank: int, at_ns: int) -> bytes:
+    """The line of something that happened.
+
+    Args:
+        name: What, for example ``straggler``.
+        details: More about it, in types that JSON has.
+        step: Optimizer steps before it.
+        rank: Global rank.
+        at_ns: When, in nanoseconds since the start of the file.
+
+    Raises:
+        ValueError: If a number in ``details`` is not finite.
+        TypeError: If JSON has no such type.
+    """
+    record = {"type": "event", "name": name, "step": step, "rank": rank, "at_ms": at_ns / 1e6, "details": dict(details)}
     return f"{_encode(record)}\n".encode()

@@ -1,5 +1,6 @@
 """The iterations of one attempt as arrays: ranks by steps, aligned, without the warm-up."""
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ WARM_UP_STEPS = 3
 buckets after the first, `torch.compile` may see new shapes in the second)."""
 
 _SPANS = ("loader_start", "between_epochs")
+_WRITING = ("checkpoint", "logging")
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,8 @@ class StepTable:
         ranks: The ranks that left a file, ascending.
         recorded: Number of common iterations, those of the warm-up included.
         times: By phase, and for ``total``, ``loader_start`` and ``between_epochs``: shape (ranks, steps). The last two
-            are spans; they stand at the epoch's first iteration, and ``total`` includes them. What is unknown is NaN.
+            are spans; they stand at the epoch's first iteration, and ``total`` includes them. Checkpoints and logging
+            within an iteration are part of its ``schedule`` and ``total`` here. What is unknown is NaN.
         updates: Whether an iteration ended with an optimizer step: shape (steps,).
         records: The iterations' records by rank.
     """
@@ -54,6 +57,8 @@ class StepTable:
         kept = common[WARM_UP_STEPS:]
         records = tuple(tuple(by_rank[rank][key] for key in kept) for rank in ranks)
         times = {name: _array(records, f"{name}_ms") for name in (*PHASES, "total")}
+        writing = np.stack([_writing(trace, common)[WARM_UP_STEPS:] for trace in sorted(traces, key=_rank)])
+        times["schedule"], times["total"] = times["schedule"] + writing, times["total"] + writing
         spans = {trace.header["rank"]: _spans_by_epoch(trace) for trace in traces}
         for name in _SPANS:
             times[name] = np.zeros_like(times["total"])
@@ -97,6 +102,25 @@ def _array(records: tuple[tuple[Record, ...], ...], key: str) -> Times:
 
 def _first_of_epochs(keys: Sequence[tuple[int, int]]) -> list[int]:
     return [column for column in range(1, len(keys)) if keys[column][0] != keys[column - 1][0]]
+
+
+def _rank(trace: Trace) -> int:
+    return int(trace.header["rank"])
+
+
+def _writing(trace: Trace, keys: Sequence[tuple[int, int]]) -> Times:
+    """Milliseconds of checkpoints and loggers within each of the iterations: shape (keys,)."""
+    durations = np.zeros(len(keys))
+    steps = trace.steps
+    starts = [step["start_ms"] for step in steps]
+    columns = {key: column for column, key in enumerate(keys)}
+    for span in trace.spans:
+        if span["name"] in _WRITING and span["parent"] is None and starts:
+            step = steps[max(bisect_right(starts, span["start_ms"]) - 1, 0)]
+            column = columns.get((step["epoch"], step["batch"]))
+            if column is not None:
+                durations[column] += span["duration_ms"]
+    return durations
 
 
 def _spans_by_epoch(trace: Trace) -> dict[tuple[str, int], float]:

@@ -37,7 +37,6 @@ _BURST = 0.25
 _BURST_DEVIATIONS = 5.0
 _LEAST_BURSTS = 4
 _MOST_STRAGGLERS = 8
-_EXACT_RANKS = 16
 
 
 @dataclass(frozen=True)
@@ -133,10 +132,14 @@ def _own_schedule(schedule: Times, waits: Times, before_gradients: Times, optimi
 
 def _median_of_others(times: Times) -> Times:
     """For each rank and step the median of the other ranks: shape (ranks, steps)."""
-    ranks = len(times)
-    if ranks > _EXACT_RANKS:  # one rank more or less does not move it
-        return np.broadcast_to(np.median(times, axis=0), times.shape)
-    return np.stack([np.median(np.delete(times, row, axis=0), axis=0) for row in range(ranks)])
+    ordered = np.sort(times, axis=0)
+    last = len(times) - 1
+
+    def without_self(place: int) -> Times:
+        """What stands at a place of the ordered others: one further where a rank itself stands before it."""
+        return np.asarray(np.where(times <= ordered[place], ordered[place + 1], ordered[place]))
+
+    return np.asarray((without_self((last - 1) // 2) + without_self(last // 2)) / 2)
 
 
 def _most_costly(
@@ -146,24 +149,26 @@ def _most_costly(
     longest = own.max(axis=0)
     ordered = np.sort(own, axis=0)
     usual = np.asarray(np.median(own, axis=0))
-    best: tuple[float, int, str] | None = None
+    best: tuple[float, int, str, float] | None = None
     for cause, extra in excess.items():
         for row in range(len(table.ranks)):
-            if not _is_slow(extra[row], usual, pairs=len(table.ranks) * len(excess)):
+            confidence = _confidence(extra[row], usual, pairs=len(table.ranks) * len(excess))
+            if confidence < _LEAST_CONFIDENCE:
                 continue
             others = np.where(own[row] == longest, ordered[-2], longest)
             share = float((longest - np.maximum(others, own[row] - extra[row])).sum() / total.sum())
             if share >= _LEAST_SHARE and (best is None or share > best[0]):
-                best = share, row, cause
+                best = share, row, cause, confidence
     return None if best is None else _describe(table, work, excess, usual, *best)
 
 
-def _is_slow(extra: Times, usual: Times, pairs: int) -> bool:
+def _confidence(extra: Times, usual: Times, pairs: int) -> float:
+    """That a rank is slow, 0 to 1."""
     if extra.sum() < LEAST_EXCESS * usual.sum():
-        return False
+        return 0.0
     if not (is_positive(extra, _CHANCE / pairs) or _is_slow_at_times(extra, usual)):
-        return False
-    return share_confidence(extra, usual, LEAST_EXCESS) >= _LEAST_CONFIDENCE
+        return 0.0
+    return share_confidence(extra, usual, LEAST_EXCESS)
 
 
 def _is_slow_at_times(extra: Times, usual: Times) -> bool:
@@ -181,6 +186,7 @@ def _describe(
     share: float,
     row: int,
     cause: str,
+    confidence: float,
 ) -> Straggler:
     own, extra = work[cause][row], excess[cause][row]
     if cause == "memory":  # it is kept as an excess; the figures shown are those of the computation that holds it
@@ -195,7 +201,7 @@ def _describe(
         repaired_ms=0.0,
         slow_steps=float(np.mean(extra > LEAST_EXCESS * usual)),
         share=share,
-        confidence=share_confidence(extra, usual, LEAST_EXCESS),
+        confidence=confidence,
     )
 
 

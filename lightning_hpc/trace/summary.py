@@ -76,9 +76,13 @@ def summarize(records: Iterable[Record]) -> TraceSummary:
         steps=len(steps),
         optimizer_steps=sum(step["optimizer_steps"] for step in steps),
         step_seconds=total_ms / 1e3,
-        wall_seconds=(total_ms + sum(record["duration_ms"] for record in records if record["type"] == "span")) / 1e3,
+        wall_seconds=(total_ms + sum(_outer_spans_ms(records))) / 1e3,
         phases=tuple(_summarize_phase(name, steps, total_ms) for name in (*PHASES, "total")),
     )
+
+
+def _outer_spans_ms(records: Iterable[Record]) -> Iterable[float]:
+    return (record["duration_ms"] for record in records if record["type"] == "span" and record["parent"] is None)
 
 
 def _summarize_phase(name: str, steps: Sequence[Record], total_ms: float) -> PhaseSummary:

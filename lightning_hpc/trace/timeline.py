@@ -5,7 +5,7 @@ in its closure is charged for the rest only. The time of a fit is cut into itera
 
     startup | loader_start | iteration | … | between_epochs | loader_start | iteration | … | shutdown
 
-Validation is a span inside an iteration and is taken out of it.
+A span inside an iteration, such as validation, is taken out of it. A span may hold others, which only say what it did.
 """
 
 from collections.abc import Callable
@@ -34,18 +34,20 @@ class Span:
 
     Attributes:
         name: ``startup`` (up to the first epoch's loop), ``loader_start`` (from the start of an epoch's loop to its
-            first fetch), ``validation``, ``between_epochs`` (from loop to loop, hooks at the epoch's end and start
-            included), ``shutdown`` (from the end of the last loop), or ``unfinished_iteration`` (its batch was not
-            trained to the end).
+            first fetch), ``validation``, ``checkpoint`` and ``logging`` (while they are written), ``between_epochs``
+            (from loop to loop, hooks at the epoch's end and start included), ``shutdown`` (from the end of the last
+            loop), or ``unfinished_iteration`` (its batch was not trained to the end).
         epoch: Index of the epoch in which it began. None before the first.
         start_ns: Nanoseconds since the timeline was made.
         duration_ns: Nanoseconds.
+        parent: Name of the span that holds it. None where none does.
     """
 
     name: str
     epoch: int | None
     start_ns: int
     duration_ns: int
+    parent: str | None = None
 
 
 class Timeline:
@@ -57,8 +59,9 @@ class Timeline:
 
     Args:
         clock: Returns nanoseconds that never decrease, such as ``time.perf_counter_ns``.
-        on_step: Called with the nanoseconds by `Phase`, and those in total, of an iteration whose batch was finished.
-        on_span: Called with each span.
+        on_step: Called for an iteration whose batch was finished, with its nanoseconds by `Phase`, its start since the
+            timeline was made, and its nanoseconds in total.
+        on_span: Called with each span when it ends.
 
     Attributes:
         phase: The phase that is charged now; pushing the same again changes nothing.
@@ -68,7 +71,7 @@ class Timeline:
     def __init__(
         self,
         clock: Callable[[], int],
-        on_step: Callable[[list[int], int], None],
+        on_step: Callable[[list[int], int, int], None],
         on_span: Callable[[Span], None],
     ) -> None:
         self.phase = _SCHEDULE
@@ -87,6 +90,13 @@ class Timeline:
         # The open span, and the charges to return to at its end:
         self._span: tuple[str, int] | None = ("startup", self._made_at)
         self._charged_before_span = self._charged
+        # Spans within the open one, innermost last: name, start, and the name of what holds it.
+        self._inner_spans: list[tuple[str, int, str | None]] = []
+
+    @property
+    def elapsed_ns(self) -> int:
+        """Nanoseconds since the timeline was made."""
+        return self._clock() - self._made_at
 
     def push(self, phase: int) -> None:
         """Enters ``phase``."""
@@ -172,6 +182,27 @@ class Timeline:
         if self._started_at is not None:
             self._close_span()
 
+    def start_span(self, name: str) -> None:
+        """Something begins that is worth a span of its own, wherever it happens."""
+        if self._inner_spans:
+            parent: str | None = self._inner_spans[-1][0]
+        elif self._span is not None:
+            parent = self._span[0]
+        else:
+            parent = None
+            if self._started_at is not None:
+                self._charge()
+                self._open_span(name)
+        self._inner_spans.append((name, self._clock(), parent))
+
+    def stop_span(self) -> None:
+        """What `start_span` announced last has ended, also by an exception."""
+        name, start, parent = self._inner_spans.pop()
+        if parent is None:
+            self._close_span()
+        elif self._span is not None:  # None after `close`
+            self._on_span(Span(name, self.epoch, start - self._made_at, self._clock() - start, parent))
+
     def close(self) -> None:
         """The fit has ended, also by an exception. Nothing is handed out after this."""
         if self._in_epoch:
@@ -195,8 +226,8 @@ class Timeline:
         if ended is not None:
             self._on_step(*ended)
 
-    def _end_iteration(self) -> tuple[list[int], int] | None:
-        """Charges and total nanoseconds of the open iteration, or None if there is none with a finished batch."""
+    def _end_iteration(self) -> tuple[list[int], int, int] | None:
+        """Charges, start and total nanoseconds of the open iteration; None if there is none with a finished batch."""
         if self._started_at is None:
             return None
         start, self._started_at = self._started_at, None
@@ -205,8 +236,9 @@ class Timeline:
             self._close_span()
             return None
         self._charge()
+        charged, self._charged = self._charged, [0] * len(Phase)
         # Read apart from the charges, so that their sum can be checked against it.
-        return self._charged, self._clock() - start - self._outside_ns
+        return charged, start - self._made_at, self._clock() - start - self._outside_ns
 
     def _open_span(self, name: str) -> None:
         self._charged_before_span = self._charged.copy()

@@ -15,7 +15,7 @@ class Wrapped:
     """A profiler around another, in the middle of an iteration."""
 
     def __init__(self, user: Profiler) -> None:
-        self.timeline = Timeline(lambda: 0, lambda charged, total: None, lambda span: None)
+        self.timeline = Timeline(lambda: 0, lambda charged, start, total: None, lambda span: None)
         self.profiler = PhaseProfiler(user, self.timeline, SimpleNamespace(current_epoch=3), SILENT)
 
     def phase_in(self, name: str) -> str:

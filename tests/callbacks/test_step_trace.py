@@ -1,3 +1,4 @@
+import json
 import logging
 import os
 import pickle
@@ -11,6 +12,8 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 
 from lightning_hpc.callbacks import StepTrace
@@ -48,7 +51,8 @@ def assert_closed(trace: Trace) -> None:
 
 def assert_nothing_counts_twice(trace: Trace) -> None:
     """Iterations and spans together are no longer than the time from the first to the last."""
-    recorded_ms = sum(record["total_ms"] for record in trace.steps) + sum(s["duration_ms"] for s in trace.spans)
+    outer = [span for span in trace.spans if span["parent"] is None]
+    recorded_ms = sum(record["total_ms"] for record in trace.steps) + sum(span["duration_ms"] for span in outer)
     last = trace.spans[-1]
     assert 0 < recorded_ms <= last["start_ms"] + last["duration_ms"] + 1e-3
 
@@ -284,13 +288,14 @@ def test_console_can_be_switched_off(tmp_path: Path, caplog: pytest.LogCaptureFi
 def test_a_full_disk_ends_the_trace_and_not_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = []
 
-    def fail_after_five(writer: object, line: bytes) -> None:
-        written.append(line)
+    def fail_after_five(writer: object, lines: bytes) -> None:
+        written.append(lines)
         if len(written) > 5:
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("lightning_hpc.trace.writer.TraceWriter.write", fail_after_five)
-    trainer = make_trainer(StepTrace(tmp_path, console=False))
+    # Each interval of the console is written for itself.
+    trainer = make_trainer(StepTrace(tmp_path, console=False), log_every_n_steps=1)
     with pytest.warns(RuntimeWarning, match="StepTrace of rank 0 stops: .*No space left"):
         trainer.fit(Automatic(), make_loader(BATCHES))
     assert trainer.global_step == BATCHES
@@ -320,3 +325,115 @@ def test_pickles_before_setup(tmp_path: Path) -> None:
     callback = pickle.loads(pickle.dumps(StepTrace(tmp_path)))
     make_trainer(callback).fit(Automatic(), make_loader(1))
     assert len(read_traces(tmp_path)) == 1
+
+
+def spans_named(trace: Trace, *names: str) -> list[tuple[str, str | None, int | None]]:
+    return [(span["name"], span["parent"], span["epoch"]) for span in trace.spans if span["name"] in names]
+
+
+def test_checkpoints_are_spans_and_no_part_of_a_step(tmp_path: Path) -> None:
+    class SlowIO(TorchCheckpointIO):
+        def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+            time.sleep(0.3)
+            super().save_checkpoint(*args, **kwargs)
+
+    every_three = ModelCheckpoint(tmp_path / "a", every_n_train_steps=3, save_top_k=-1)
+    after_validation = ModelCheckpoint(tmp_path / "b", filename="last", save_on_train_epoch_end=False)
+    trainer = make_trainer(
+        StepTrace(tmp_path, console=False),
+        every_three,
+        after_validation,
+        enable_checkpointing=True,
+        plugins=[SlowIO()],
+    )
+    trainer.fit(Automatic(), make_loader(BATCHES), make_loader(2))
+    (trace,) = read_traces(tmp_path)
+    checkpoints = [("checkpoint", None, 0)] * 2 + [("checkpoint", "validation", 0)]
+    assert spans_named(trace, "checkpoint") == checkpoints
+    assert all(span["duration_ms"] >= 300 for span in trace.spans if span["name"] in ("checkpoint", "validation"))
+    # Of these, one at most may be disturbed by other work on the machine.
+    assert sum(record["total_ms"] >= 300 for record in trace.steps) <= 1
+    assert_closed(trace)
+    assert_nothing_counts_twice(trace)
+
+
+class SlowLogger(DummyLogger):
+    def __init__(self) -> None:
+        super().__init__()
+        self.logged: list[tuple[int | None, dict[str, float]]] = []
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        time.sleep(0.05)
+        self.logged.append((step, dict(metrics)))
+
+
+def test_logging_is_a_span_and_loggers_get_the_means(tmp_path: Path) -> None:
+    class Logging(Automatic):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("seen", 1.0)
+            return super().training_step(batch, batch_idx)
+
+    logger = SlowLogger()
+    trainer = make_trainer(StepTrace(tmp_path, console=False), logger=logger, log_every_n_steps=2)
+    trainer.fit(Logging(), make_loader(BATCHES))
+    (trace,) = read_traces(tmp_path)
+    logged = [metrics for _, metrics in logger.logged if "seen" in metrics]
+    assert len(logged) == 3
+    means = [(step, metrics) for step, metrics in logger.logged if "step_trace/total_ms" in metrics]
+    assert [step for step, _ in means] == [2, 4, 6]
+    steps = trace.steps[2:4]
+    assert means[1][1]["step_trace/forward_ms"] == pytest.approx(sum(step["forward_ms"] for step in steps) / 2)
+    rate = sum(step["samples"] for step in steps) / sum(step["total_ms"] for step in steps) * 1e3
+    assert means[1][1]["step_trace/samples_per_second"] == pytest.approx(rate)
+    written = [span for span in trace.spans if span["name"] == "logging" and span["duration_ms"] >= 50]
+    assert len(written) == len(logger.logged)
+    assert "log_metrics" not in vars(logger)
+    assert_closed(trace)
+    assert_nothing_counts_twice(trace)
+
+
+def test_other_callbacks_add_events_memory_and_listeners(tmp_path: Path) -> None:
+    class Other(pl.Callback):
+        def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            trace = StepTrace.find(trainer)
+            assert trace is not None
+            trace.listen(heard.append)
+            trace.write_event("precision", {"level": 1})
+
+        def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+            StepTrace.find(trainer).write_memory({"memory_used_bytes": 5})  # type: ignore[union-attr]
+
+    heard: list[tuple[float | None, ...]] = []
+    trace = trace_fit(tmp_path, Automatic(), Other())
+    assert [(event["name"], event["details"], event["step"]) for event in trace.events] == [
+        ("precision", {"level": 1}, 0)
+    ]
+    assert [(reading["batch"], reading["memory_used_bytes"]) for reading in trace.memory] == [
+        (batch, 5) for batch in range(BATCHES)
+    ]
+    keys = (*(f"{phase}_ms" for phase in PHASES), "total_ms", "epoch", "batch")
+    assert heard == [pytest.approx([step[key] for key in keys]) for step in trace.steps]
+    lines = [json.loads(line) for line in trace.path.read_text().splitlines()]
+    assert [line["batch"] for line in lines if line["type"] == "step"] == list(range(BATCHES))
+
+
+def test_a_listener_outside_a_fit_and_records_outside_a_fit(tmp_path: Path) -> None:
+    trace = StepTrace(tmp_path)
+    trace.write_event("precision", {})
+    trace.write_memory({})
+    with pytest.raises(RuntimeError, match="records nothing now; call listen from on_fit_start"):
+        trace.listen(print)
+    assert StepTrace.find(make_trainer()) is None
+
+
+def test_hooks_without_use_are_not_called_during_the_fit_only(tmp_path: Path) -> None:
+    class Subclass(StepTrace):
+        def on_before_zero_grad(self, *args: Any) -> None:
+            super().on_before_zero_grad(*args)
+            calls.append(self.on_train_batch_start)
+
+    calls: list[Any] = []
+    trace = Subclass(tmp_path, console=False)
+    make_trainer(trace).fit(Automatic(), make_loader(2))
+    assert calls == [None, None]
+    assert callable(trace.on_train_batch_start)

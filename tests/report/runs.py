@@ -107,6 +107,7 @@ def write_trace(
         comm_ns = round(times["comm"][step] * 1e6) if comm else None
         total_ns = sum(charged) + (comm_ns or 0)
         where = {"step": step, "batch": step, "epoch": 0, "rank": rank, "optimizer_steps": 1}
+        where |= {"samples": 8, "start_ns": round(sum(times["total"][:step]) * 1e6)}
         lines.append(step_line(charged, comm_ns, total_ns, **where, comm_bytes=None))
     path.write_bytes(b"".join(lines))
     return path

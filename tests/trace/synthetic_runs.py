@@ -224,6 +224,8 @@ def _record(run: _Run, updates: np.ndarray, *, with_comm: bool) -> list[Trace]:
                 "epoch": epoch,
                 "rank": rank,
                 "optimizer_steps": int(updates[step]),
+                "samples": 16,
+                "start_ms": float(begun[rank]),
                 **times,
                 "unattributed_ms": 0.0,
                 "total_ms": total,
@@ -240,6 +242,7 @@ def _span(name: str, epoch: int, milliseconds: float, rank: int) -> dict[str, An
     return {
         "type": "span",
         "name": name,
+        "parent": None,
         "epoch": epoch,
         "rank": rank,
         "start_ms": 0.0,

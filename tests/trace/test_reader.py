@@ -4,12 +4,26 @@ from pathlib import Path
 import pytest
 
 from lightning_hpc.trace import TraceFileError, read_trace, read_traces
-from lightning_hpc.trace.records import HEADER_KEYS, header_line, span_line, step_line
+from lightning_hpc.trace.records import HEADER_KEYS, event_line, header_line, memory_line, span_line, step_line
 from lightning_hpc.trace.timeline import Span
 
 HEADER = header_line(**{key: 0 for key in HEADER_KEYS if key != "schema"})
 SPAN = span_line(Span("startup", None, 0, 5), rank=0)
-STEP = step_line([1, 2, 3, 4, 5, 6], 0, 21, step=1, batch=0, epoch=0, rank=0, optimizer_steps=1, comm_bytes=0)
+STEP = step_line(
+    [1, 2, 3, 4, 5, 6],
+    0,
+    21,
+    step=1,
+    batch=0,
+    epoch=0,
+    rank=0,
+    optimizer_steps=1,
+    samples=4,
+    start_ns=0,
+    comm_bytes=0,
+)
+MEMORY = memory_line({}, step=1, epoch=0, batch=0, rank=0, at_ns=0)
+EVENT = event_line("straggler", {}, step=1, rank=0, at_ns=0)
 
 
 def write(path: Path, *lines: bytes) -> Path:
@@ -19,11 +33,12 @@ def write(path: Path, *lines: bytes) -> Path:
 
 
 def test_reads_header_steps_and_spans(tmp_path: Path) -> None:
-    trace = read_trace(write(tmp_path / "a.jsonl", HEADER, SPAN, STEP, STEP))
+    trace = read_trace(write(tmp_path / "a.jsonl", HEADER, SPAN, STEP, STEP, MEMORY, EVENT))
     assert trace.header["schema"] == "lightning_hpc.trace/1"
-    assert [record["type"] for record in trace.records] == ["span", "step", "step"]
+    assert [record["type"] for record in trace.records] == ["span", "step", "step", "memory", "event"]
     assert len(trace.steps) == 2
     assert [span["name"] for span in trace.spans] == ["startup"]
+    assert (len(trace.memory), len(trace.events)) == (1, 1)
 
 
 @pytest.mark.parametrize("length", [1, 10, len(STEP) - 1])
@@ -66,8 +81,10 @@ BAD_FILES = {
     "blank line": ([HEADER, b"\n", STEP], "a.jsonl:2: the line is not JSON .*; .*delete this line"),
     "two lines in one": ([HEADER, STEP[:-1] + STEP], "a.jsonl:2: the line is not JSON .*; .*delete this line"),
     "NaN": ([HEADER, STEP.replace(b"0.000001", b"NaN")], "a.jsonl:2: the line is not JSON .NaN is no number.; "),
-    "unknown type": ([HEADER, b'{"type":"x"}\n'], "a.jsonl:2: the line is no step, span or decision, but 'x'; "),
-    "no object": ([HEADER, b"3\n"], "a.jsonl:2: the line is no step, span or decision, but None; "),
+    "unknown type": ([HEADER, b'{"type":"x"}\n'], "a.jsonl:2: the line has the unknown type 'x'; "),
+    "second header": ([HEADER, HEADER], "a.jsonl:2: the line has the unknown type 'header'; "),
+    "type is a list": ([HEADER, b'{"type":[]}\n'], r"a.jsonl:2: the line has the unknown type \[\]; "),
+    "no object": ([HEADER, b"3\n"], "a.jsonl:2: the line has the unknown type None; "),
     "step lacks": ([HEADER, without(STEP, "total_ms")], "a.jsonl:2: the step lacks total_ms; .*delete this line"),
     "span lacks": ([HEADER, without(SPAN, "name")], "a.jsonl:2: the span lacks name; .*delete this line"),
 }

@@ -23,7 +23,12 @@ def trace_of(run: dict[str, Any]) -> Trace:
     records = []
     for epoch, batch, optimizer_steps, retries, *times in run["steps"]:
         record = {"type": "step", "step": batch + 1, "batch": batch, "epoch": epoch, "rank": 0}
-        record |= {"optimizer_steps": optimizer_steps, "comm_bytes": 0, "memory_retries": retries}
+        record |= {
+            "start_ms": float(batch),
+            "optimizer_steps": optimizer_steps,
+            "comm_bytes": 0,
+            "memory_retries": retries,
+        }
         records.append(record | {f"{name}_ms": value for name, value in zip(_TIMES, times, strict=True)})
     return Trace(Path("recorded"), {"rank": 0, "world_size": 1, "attempt": 0, "clock": "host"}, tuple(records))
 

@@ -48,3 +48,15 @@ def test_a_rank_slow_alone_is_not_shared(ranks: int) -> None:
     for step in traces[-1].steps:
         step["data_prep_ms"] += 1e6
     assert StepTable.align(traces).shared("data_prep").max() < 1e5
+
+
+def test_what_is_written_within_an_iteration_is_its_schedule() -> None:
+    (trace,) = simulate(JOBS["10 ms"], 0, steps=12)
+    step = trace.steps[5]
+    inside = {"type": "span", "name": "checkpoint", "parent": None, "epoch": 0, "rank": 0, "duration_ms": 40.0}
+    inside["start_ms"] = step["start_ms"] + step["total_ms"] / 2
+    written = replace(trace, records=(*trace.records, inside, {**inside, "parent": "validation"}))
+    plain, table = StepTable.align([trace]), StepTable.align([written])
+    for name in ("schedule", "total"):
+        difference = table.times[name][0] - plain.times[name][0]
+        np.testing.assert_allclose(difference, 40.0 * (np.arange(len(difference)) == 5 - WARM_UP_STEPS))

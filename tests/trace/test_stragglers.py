@@ -1,8 +1,9 @@
+import numpy as np
 import pytest
 
 from lightning_hpc.trace.diagnosis import diagnose
 from lightning_hpc.trace.step_table import StepTable
-from lightning_hpc.trace.stragglers import Straggler, find_stragglers
+from lightning_hpc.trace.stragglers import Straggler, _median_of_others, find_stragglers
 from tests.trace.judging import SLOW_PHASES, confusion_table, judge_stragglers, right_share
 from tests.trace.synthetic_runs import JOBS, Slow, simulate
 
@@ -88,3 +89,11 @@ def test_one_rank_alone_is_no_straggler() -> None:
 
 def test_too_few_steps_name_nobody() -> None:
     assert find(Slow(1, "data_prep", 0.5), steps=25) == ()
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8, 33])
+def test_the_median_of_the_others_leaves_a_rank_out_also_among_equals(ranks: int) -> None:
+    rng = np.random.default_rng(ranks)
+    for values in (rng.random((ranks, 40)), rng.integers(3, size=(ranks, 40)).astype(float)):
+        expected = [np.median(np.delete(values, row, axis=0), axis=0) for row in range(ranks)]
+        np.testing.assert_array_equal(_median_of_others(values), expected)

@@ -15,15 +15,16 @@ def step(forward_ms: int, *, comm_ms: int | None = 0, rank: int = 0, optimizer_s
     charged = [10**6, 0, 10**6, forward_ms * 10**6, 0, 0]
     total = sum(charged) + (comm_ns or 0)
     tags = {"step": 1, "batch": 0, "epoch": 0, "rank": rank, "optimizer_steps": optimizer_steps}
+    tags |= {"samples": 4, "start_ns": 0}
     return dict(json.loads(step_line(charged, comm_ns, total, **tags, comm_bytes=0)))
 
 
-def span(milliseconds: int) -> dict[str, Any]:
-    return dict(json.loads(span_line(Span("startup", None, 0, milliseconds * 10**6), rank=0)))
+def span(milliseconds: int, parent: str | None = None) -> dict[str, Any]:
+    return dict(json.loads(span_line(Span("startup", None, 0, milliseconds * 10**6, parent), rank=0)))
 
 
 def test_sums_means_medians_and_shares() -> None:
-    summary = summarize([span(500), step(2, optimizer_steps=0), step(4), step(12)])
+    summary = summarize([span(500), span(100, parent="startup"), step(2, optimizer_steps=0), step(4), step(12)])
     assert (summary.steps, summary.optimizer_steps) == (3, 2)
     assert summary.wall_seconds == pytest.approx(0.524)
     phases = {phase.name: phase for phase in summary.phases}
@@ -69,7 +70,7 @@ import sys, types, pathlib
 package = types.ModuleType("lightning_hpc")
 package.__path__ = [sys.argv[1]]
 sys.modules["lightning_hpc"] = package
-import lightning_hpc.trace, lightning_hpc.trace.writer, lightning_hpc.trace.console
+import lightning_hpc.trace, lightning_hpc.trace.writer, lightning_hpc.trace.interval_means
 assert not {"torch", "lightning"} & sys.modules.keys()
 """
     import lightning_hpc

@@ -13,12 +13,14 @@ class Driver:
     def __init__(self) -> None:
         self.now = 1000
         self.steps: list[tuple[dict[str, int], int]] = []
+        self.starts: list[int] = []
         self.spans: list[Span] = []
         self.timeline = Timeline(lambda: self.now, self._add_step, self.spans.append)
 
-    def _add_step(self, charged_ns: list[int], total_ns: int) -> None:
+    def _add_step(self, charged_ns: list[int], start_ns: int, total_ns: int) -> None:
         times = {phase.name.lower(): charged_ns[phase] for phase in Phase if charged_ns[phase]}
         self.steps.append((times, total_ns))
+        self.starts.append(start_ns)
 
     def wait(self, nanoseconds: int) -> None:
         self.now += nanoseconds
@@ -209,7 +211,7 @@ def test_a_phase_left_open_by_an_exception_ends_with_its_batch(driver: Driver) -
 
 def test_work_on_handed_out_records_is_schedule_of_the_next_iteration(driver: Driver) -> None:
     timeline = driver.timeline
-    timeline._on_step = lambda charged, total: (driver._add_step(charged, total), driver.wait(8))[0]  # type: ignore[func-returns-value]
+    timeline._on_step = lambda *step: (driver._add_step(*step), driver.wait(8))[0]  # type: ignore[func-returns-value]
     timeline.enter_epoch(0)
     for _ in range(3):
         driver.fetch(10)
@@ -218,3 +220,91 @@ def test_work_on_handed_out_records_is_schedule_of_the_next_iteration(driver: Dr
         ({"data_prep": 10, "forward": 100}, 110),
         ({"schedule": 8, "data_prep": 10, "forward": 100}, 118),
     ]
+
+
+def write_checkpoint(driver: Driver, nanoseconds: int) -> None:
+    driver.timeline.start_span("checkpoint")
+    driver.wait(nanoseconds)
+    driver.timeline.stop_span()
+
+
+def test_a_span_within_an_iteration_is_taken_out_of_it(driver: Driver) -> None:
+    timeline = driver.timeline
+    timeline.enter_epoch(0)
+    driver.fetch(10)
+    timeline.start_batch()
+    timeline.push(OPTIMIZER)
+    driver.wait(5)
+    write_checkpoint(driver, 400)
+    driver.wait(2)
+    timeline.pop()
+    timeline.finish_batch()
+    driver.fetch(10)
+    assert driver.steps == [({"data_prep": 10, "optimizer": 7}, 17)]
+    assert driver.starts == [0]
+    assert [(span.name, span.parent, span.duration_ns) for span in driver.spans[1:]][-1] == ("checkpoint", None, 400)
+
+
+def test_spans_within_spans_name_what_holds_them(driver: Driver) -> None:
+    timeline = driver.timeline
+    write_checkpoint(driver, 3)
+    timeline.enter_epoch(0)
+    driver.fetch(10)
+    driver.train(20)
+    timeline.start_validation()
+    driver.wait(30)
+    timeline.start_span("checkpoint")
+    driver.wait(1)
+    timeline.start_span("logging")
+    driver.wait(2)
+    timeline.stop_span()
+    timeline.stop_span()
+    timeline.stop_validation()
+    timeline.exit_epoch()
+    write_checkpoint(driver, 4)
+    timeline.close()
+    assert [(span.name, span.parent, span.duration_ns) for span in driver.spans] == [
+        ("checkpoint", "startup", 3),
+        ("startup", None, 3),
+        ("loader_start", None, 0),
+        ("logging", "checkpoint", 2),
+        ("checkpoint", "validation", 3),
+        ("validation", None, 33),
+        ("checkpoint", "between_epochs", 4),
+        ("shutdown", None, 4),
+    ]
+    assert driver.steps == [({"data_prep": 10, "forward": 20}, 30)]
+
+
+def test_a_span_that_ends_after_the_fit_is_not_handed_out(driver: Driver) -> None:
+    driver.timeline.start_span("checkpoint")
+    driver.timeline.close()
+    handed_out = len(driver.spans)
+    driver.timeline.stop_span()
+    write_checkpoint(driver, 5)
+    assert len(driver.spans) == handed_out
+
+
+def test_iterations_know_when_they_began(driver: Driver) -> None:
+    driver.wait(7)
+    driver.timeline.enter_epoch(0)
+    for _ in range(3):
+        driver.fetch(10)
+        driver.train(100)
+    driver.timeline.exit_epoch()
+    assert driver.starts == [7, 117, 227]
+
+
+def test_what_is_handed_out_is_not_touched_again(driver: Driver) -> None:
+    timeline = driver.timeline
+    handed_out: list[list[int]] = []
+    timeline._on_step = lambda charged, *_: handed_out.append(charged)
+    timeline.enter_epoch(0)
+    driver.fetch(10)
+    driver.train(100)
+    timeline.exit_epoch()
+    before = [list(charged) for charged in handed_out]
+    driver.wait(1000)
+    timeline.enter_epoch(1)
+    driver.fetch(10)
+    assert handed_out == before
