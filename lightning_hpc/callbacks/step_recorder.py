@@ -3,17 +3,20 @@
 import dataclasses
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_hpc.callbacks.batch_size import count_samples
 from lightning_hpc.callbacks.comm_meter import CommMeter
+from lightning_hpc.callbacks.cuda_marks import CudaMarks, IterationMarks
 from lightning_hpc.callbacks.logger_spans import LoggerSpans
 from lightning_hpc.callbacks.phase_profiler import PhaseProfiler
 from lightning_hpc.trace.interval_means import IntervalMeans
+from lightning_hpc.trace.marked_timeline import MarkedTimeline
 from lightning_hpc.trace.records import decision_line, event_line, memory_line, span_line, step_line
 from lightning_hpc.trace.timeline import Phase, Span, Timeline
 from lightning_hpc.trace.writer import TraceWriter
@@ -29,8 +32,13 @@ _BACKWARD = int(Phase.BACKWARD)
 _FLUSH_NS = 50_000_000
 
 
+def is_timed_by_marks(device: torch.device) -> bool:
+    """Whether phases are timed on the device, which works by itself, rather than by the host's clock."""
+    return device.type == "cuda"
+
+
 class _Step(NamedTuple):
-    """An iteration that waits to be written; its fields are those of `step_line`."""
+    """An iteration that waits to be written: what `step_line` takes, time within it for what is written, and marks."""
 
     charged_ns: list[int]
     comm_ns: int | None
@@ -42,6 +50,8 @@ class _Step(NamedTuple):
     samples: int | None
     start_ns: int
     comm_bytes: int | None
+    writing_ns: int
+    marks: IterationMarks | None
 
 
 class StepRecorder:
@@ -61,20 +71,28 @@ class StepRecorder:
         self._trainer = cast(Any, trainer)  # it gets some of its attributes where mypy does not look
         self._writer: TraceWriter | None = writer
         self._console = console
-        self._means = IntervalMeans() if trainer.is_global_zero and self._trainer.log_every_n_steps > 0 else None
+        self._interval = int(self._trainer.log_every_n_steps)
+        self._means = IntervalMeans() if trainer.is_global_zero and self._interval > 0 else None
         self._comm: CommMeter | None = None
         self._rank = trainer.global_rank
         self._batch = self._step = self._step_before = 0
         self._samples: int | None = None
         self._writing_ns = 0
         self._steps: list[_Step] = []
+        self._finished: list[_Step] = []
         self._flushed_at_ns = 0
         self.listeners: list[Callable[[StepTimes], None]] = []
-        self._timeline = Timeline(time.perf_counter_ns, self._record_step, self._record_span)
+        device = trainer.strategy.root_device
+        self._marks = CudaMarks(device) if is_timed_by_marks(device) else None
+        self._timeline = self._make_timeline()
         self._user_profiler = self._trainer.profiler
         self._profiler = PhaseProfiler(self._user_profiler, self._timeline, trainer, silent_prefix)
         self._trainer.profiler = self._profiler
         self._logger_spans = LoggerSpans(trainer.loggers, self._timeline)
+
+    def _make_timeline(self) -> Timeline:
+        to_do = (time.perf_counter_ns, self._record_step, self._record_span)
+        return Timeline(*to_do) if self._marks is None else MarkedTimeline(*to_do, self._marks.mark)
 
     def start_training(self) -> None:
         """Takes the figures from which the first iteration counts, after a checkpoint has been restored."""
@@ -114,6 +132,7 @@ class StepRecorder:
             self._trainer.profiler = self._user_profiler
         self._logger_spans.close()
         self._timeline.close()
+        self._finish_steps(wait=True)
         self._flush()
         if self._writer is not None:
             self._writer.close()
@@ -123,46 +142,84 @@ class StepRecorder:
         assert self._comm is not None
         assert self._timeline.epoch is not None
         comm_ns, comm_bytes = self._comm.read()
-        if comm_ns:
-            # What was waited for has passed within backward, as far as this rank's clock can tell.
-            charged_ns[_BACKWARD] = max(charged_ns[_BACKWARD] - comm_ns, 0)
         optimizer_steps = self._step - self._step_before
         self._step_before = self._step
         where = (self._step, self._batch, self._timeline.epoch, optimizer_steps, self._samples, start_ns)
-        self._steps.append(_Step(charged_ns, comm_ns, total_ns, *where, comm_bytes))
+        marks = None if self._marks is None else self._marks.cut()
+        writing_ns, self._writing_ns = self._writing_ns, 0
+        self._steps.append(_Step(charged_ns, comm_ns, total_ns, *where, comm_bytes, writing_ns, marks))
         for decision in self._comm.take_decisions():
             self._write(decision_line(rank=self._rank, **dataclasses.asdict(decision)))
-        if self.listeners:
-            self._tell(charged_ns, comm_ns, total_ns)
-        self._writing_ns = 0
+        if self.listeners or self._marks is not None:
+            self._finish_steps()
         ended_ns = start_ns + total_ns
         if ended_ns - self._flushed_at_ns >= _FLUSH_NS or self._is_interval_full():
             self._flushed_at_ns = ended_ns
             self._flush()
 
     def _is_interval_full(self) -> bool:
-        return self._means is not None and self._means.count + len(self._steps) >= self._trainer.log_every_n_steps
+        if self._means is None:
+            return False
+        return self._means.count + len(self._finished) + len(self._steps) >= self._interval
+
+    def _finish_steps(self, *, wait: bool = False) -> None:
+        """Completes the iterations that the device has passed, in their order."""
+        while self._steps:
+            step = self._steps[0]
+            if step.marks is not None:
+                times = self._read(step.marks, wait)
+                if times is None:
+                    return
+                step = step._replace(charged_ns=times[0], total_ns=times[1])
+            del self._steps[0]
+            if step.comm_ns:
+                # What was waited for has passed within backward, as far as this rank can tell.
+                step.charged_ns[_BACKWARD] = max(step.charged_ns[_BACKWARD] - step.comm_ns, 0)
+            self._finished.append(step)
+            for listener in self.listeners:
+                listener(_times_of(step))
+
+    def _read(self, marks: IterationMarks, wait: bool) -> tuple[list[int], int] | None:
+        try:
+            if wait:
+                marks.wait()
+            return marks.read() if wait or marks.has_passed() else None
+        except RuntimeError as error:  # a device that has failed
+            lost = f"the last {len(self._steps)} iterations of rank {self._rank} are not in the trace"
+            warnings.warn(f"{lost}, since their times cannot be read: {error}", RuntimeWarning, stacklevel=2)
+            self._steps.clear()
+            return None
 
     def _flush(self) -> None:
-        steps, self._steps = self._steps, []
+        self._finish_steps()
+        steps, self._finished = self._finished, []
         if steps:
-            self._append(b"".join([step_line(**step._asdict(), rank=self._rank) for step in steps]))
+            self._append(b"".join([self._line_of(step) for step in steps]))
+        for step in steps:
+            self._add_to_means(step)
+
+    def _add_to_means(self, step: _Step) -> None:
         if self._means is None:
             return
-        for step in steps:
-            self._means.add(step.charged_ns, step.comm_ns, step.total_ns, step.samples)
-        if steps and self._is_interval_full():
+        self._means.add(step.charged_ns, step.comm_ns, step.total_ns, step.samples)
+        if self._means.count >= self._interval:
             means, self._means = self._means, IntervalMeans()
-            self._publish(means, steps[-1].step)
+            self._publish(means, step.step)
 
-    def _tell(self, charged_ns: Sequence[int], comm_ns: int | None, total_ns: int) -> None:
-        data_prep, h2d, schedule, forward, backward, optimizer = (ns / 1e6 for ns in charged_ns)
-        comm = None if comm_ns is None else comm_ns / 1e6
-        unattributed = (total_ns - sum(charged_ns) - (comm_ns or 0)) / 1e6
-        writing = self._writing_ns / 1e6
-        times = (data_prep, h2d, schedule + writing, forward, backward, comm, optimizer, unattributed)
-        for listener in self.listeners:
-            listener((*times, total_ns / 1e6 + writing, self._timeline.epoch, self._batch))
+    def _line_of(self, step: _Step) -> bytes:
+        return step_line(
+            step.charged_ns,
+            step.comm_ns,
+            step.total_ns,
+            step=step.step,
+            batch=step.batch,
+            epoch=step.epoch,
+            rank=self._rank,
+            optimizer_steps=step.optimizer_steps,
+            samples=step.samples,
+            start_ns=step.start_ns,
+            comm_bytes=step.comm_bytes,
+        )
 
     def _record_span(self, span: Span) -> None:
         if span.name in _WRITING and span.parent is None:
@@ -198,3 +255,12 @@ class StepRecorder:
             rank_zero_info(line)
         else:
             progress_bar.print(line)
+
+
+def _times_of(step: _Step) -> StepTimes:
+    data_prep, h2d, schedule, forward, backward, optimizer = (ns / 1e6 for ns in step.charged_ns)
+    comm = None if step.comm_ns is None else step.comm_ns / 1e6
+    unattributed = (step.total_ns - sum(step.charged_ns) - (step.comm_ns or 0)) / 1e6
+    writing = step.writing_ns / 1e6
+    times = (data_prep, h2d, schedule + writing, forward, backward, comm, optimizer, unattributed)
+    return (*times, step.total_ns / 1e6 + writing, step.epoch, step.batch)

@@ -16,7 +16,7 @@ from torch import Tensor
 from typing_extensions import override
 
 import lightning_hpc
-from lightning_hpc.callbacks.step_recorder import StepRecorder, StepTimes
+from lightning_hpc.callbacks.step_recorder import StepRecorder, StepTimes, is_timed_by_marks
 from lightning_hpc.trace.records import header_line
 from lightning_hpc.trace.writer import TraceWriter
 
@@ -58,8 +58,9 @@ class StepTrace(Callback):
     The Trainer's loggers get the means of every ``log_every_n_steps`` iterations of rank 0, as ``step_trace/total_ms``
     and so on, with ``step_trace/samples_per_second`` of this rank.
 
-    Times are the host's (``"clock": "host"`` in the header). On CUDA the host only launches work, so a phase holds the
-    launches and whatever the host waited for; no phase waits for the device on purpose.
+    On CUDA, where the host only launches work, phases and total are the device's (``"clock": "cuda"`` in the header):
+    what it spent on a phase, or in it waiting for the host. They come from events that are read later; nothing waits
+    for the device. Elsewhere, and for spans and ``start_ms``, times are the host's (``"clock": "host"``).
 
     Args:
         dirpath: A local directory. None means ``step_trace`` in the directory of the first logger, or in the Trainer's
@@ -220,7 +221,7 @@ def _make_header(trainer: pl.Trainer, attempt: int) -> bytes:
         started_at=time.time(),
         clock_offset_ms=None,
         clock_uncertainty_ms=None,
-        clock="host",
+        clock="cuda" if is_timed_by_marks(trainer.strategy.root_device) else "host",
         device_type=trainer.strategy.root_device.type,
         versions={
             "python": platform.python_version(),

@@ -93,6 +93,8 @@ def test_phases_add_up_in_every_loop(
         assert (record["h2d_ms"] > 0) == (loop != "dataloader_iter")
         assert (record["optimizer_ms"] > 0) or record["optimizer_steps"] == 0
         assert record["comm_ms"] == record["comm_bytes"] == 0
+        assert record["samples"] == 1
+    assert statistics.median(abs(record["unattributed_ms"]) / record["total_ms"] for record in trace.steps) <= 0.005
     spans = [span["name"] for span in trace.spans]
     validations = ["validation"] if validation else []
     epoch = ["loader_start", *validations]

@@ -1,7 +1,6 @@
 """`StepTrace` where several processes train, and where one is killed."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -11,36 +10,17 @@ from typing import Any
 
 from lightning_hpc.callbacks import StepTrace
 from lightning_hpc.strategies import HPCStrategy
-from lightning_hpc.trace import read_trace, read_traces
+from lightning_hpc.trace import read_traces
 from tests.callbacks.models import Automatic, make_loader
 from tests.callbacks.test_step_trace import assert_closed, make_trainer
 from tests.helpers import run_ranks
 
-KILLED = """
-import sys
-from lightning_hpc.callbacks import StepTrace
-from tests.callbacks.models import Automatic, Sleeper, make_loader
-from tests.callbacks.test_step_trace import make_trainer
-trainer = make_trainer(StepTrace(sys.argv[1], console=False), max_epochs=-1)
-trainer.fit(Automatic(Sleeper("forward", 0.001)), make_loader(10_000))
-"""
 
-
-def test_kill_9_loses_no_finished_line(tmp_path: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], cwd=Path(__file__).parents[2])
-    path = tmp_path / "attempt_000" / "rank_00000.jsonl"
-    try:
-        deadline = time.monotonic() + 120
-        while not path.exists() or path.read_bytes().count(b"\n") < 30:
-            assert process.poll() is None
-            assert time.monotonic() < deadline, "no record within two minutes"
-            time.sleep(0.01)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    trace = read_trace(path)
-    assert 1 + len(trace.records) == path.read_bytes().count(b"\n") >= 30  # the header, and every whole line
-    assert [record["batch"] for record in trace.steps] == list(range(len(trace.steps)))
+def test_kills_at_random_moments_cost_the_last_line_at_most() -> None:
+    command = [sys.executable, "-m", "tests.callbacks.soak_step_trace", "--only", "kills", "--kills", "8"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    assert "kills: 8, each file read to its end" in done.stdout
 
 
 def fit_on_ranks(rank: int, world_size: int, dirpath: Path, topology: Any) -> int:
