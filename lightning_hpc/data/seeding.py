@@ -1,7 +1,10 @@
 """Randomness that depends on what is drawn for, never on who draws it."""
 
 import ctypes
+import functools
 import random
+import struct
+import sys
 import zlib
 from collections.abc import Hashable
 from typing import Any
@@ -13,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 _MASK = 2**64 - 1
 _MT19937_BYTES = 624 * 4 + 4  # its words, and the position in them
+_python_generator: Any = getattr(random.random, "__self__")  # noqa: B009  # mypy takes it for a function
 
 
 def mix(*words: int) -> int:
@@ -51,8 +55,8 @@ class GeneratorStates:
     """
 
     def __init__(self, last: "GeneratorStates | None" = None) -> None:
-        self._python = random.getstate()
-        self._torch = torch.default_generator.get_state()
+        self._python = _python_state()
+        self._torch = _torch_memory()
         self._numpy = _numpy_memory()
         # NumPy keeps the second of two Gaussians elsewhere; a new one only together with a change of that memory.
         is_known = last is not None and last._gaussian is None and _are_equal(last._numpy, self._numpy)
@@ -63,29 +67,71 @@ class GeneratorStates:
         return (
             not _are_equal(self._numpy, _numpy_memory())
             or (self._gaussian is not None and self._gaussian != _numpy_gaussian())
-            or not torch.equal(self._torch, torch.default_generator.get_state())
-            or self._python != random.getstate()
+            or self._python != _python_state()
+            or self._torch != _torch_memory()
         )
 
     def restore(self) -> None:
         """Puts them back."""
-        random.setstate(self._python)
-        torch.default_generator.set_state(self._torch)
+        _restore_python(self._python)
+        torch.default_generator.set_state(torch.frombuffer(bytearray(self._torch), dtype=torch.uint8))
         now: dict[str, Any] = dict(np.random.get_state(legacy=False))
         np.random.set_state({**now, "has_gauss": int(self._gaussian is not None), "gauss": self._gaussian or 0.0})
         generator = get_bit_generator()
         if isinstance(self._numpy, bytes):
-            ctypes.memmove(generator.ctypes.state_address, self._numpy, _MT19937_BYTES)
+            memory = _memory_of(generator)
+            assert memory is not None, f"NumPy's generator has become a {type(generator).__name__} while it was used"
+            memory.raw = self._numpy
         else:
             generator.state = self._numpy
+
+
+def _python_state() -> tuple[Any, ...]:
+    """What Python's generator holds: its memory, and the second of two Gaussians."""
+    memory = _python_memory()
+    return random.getstate() if memory is None else (memory.raw, _python_generator.gauss_next)
+
+
+def _restore_python(state: tuple[Any, ...]) -> None:
+    memory = _python_memory()
+    if memory is None:
+        random.setstate(state)
+    else:
+        memory.raw, _python_generator.gauss_next = state
+
+
+@functools.cache
+def _python_memory() -> "ctypes.Array[ctypes.c_char] | None":
+    """Where CPython keeps the position and the words of its generator: to ask for them makes 625 integers each time.
+
+    None where they are not found there, so that nothing depends on how this or another Python is made.
+    """
+    header = object.__basicsize__
+    if sys.implementation.name != "cpython" or type(_python_generator).__basicsize__ < header + _MT19937_BYTES:
+        return None
+    address = id(_python_generator) + header
+    memory = (ctypes.c_char * _MT19937_BYTES).from_address(address)
+    position, *words = struct.unpack("=I624I", memory.raw)
+    return memory if (*words, position) == random.getstate()[1] else None
+
+
+def _torch_memory() -> bytes:
+    return torch.default_generator.get_state().numpy().tobytes()  # bytes compare several times as fast as tensors
 
 
 def _numpy_memory() -> bytes | dict[str, Any]:
     """The memory of NumPy's generator: to ask it for its state takes a hundred times as long."""
     generator = get_bit_generator()
-    if isinstance(generator, MT19937):
-        return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
-    return dict(generator.state)  # somebody has put another one in its place
+    memory = _memory_of(generator)
+    return dict(generator.state) if memory is None else memory.raw
+
+
+@functools.lru_cache(maxsize=1)
+def _memory_of(generator: Any) -> "ctypes.Array[ctypes.c_char] | None":
+    """None where somebody has put another kind of generator in NumPy's place."""
+    if not isinstance(generator, MT19937):
+        return None
+    return (ctypes.c_char * _MT19937_BYTES).from_address(generator.ctypes.state_address)
 
 
 def _are_equal(one: bytes | dict[str, Any], other: bytes | dict[str, Any]) -> bool:

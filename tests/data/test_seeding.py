@@ -1,6 +1,7 @@
 """Seeds: spread well, and nothing that is drawn for a sample is noticed elsewhere."""
 
 import random
+import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 from numpy.random import PCG64, SFC64, BitGenerator, Philox, get_bit_generator, set_bit_generator  # type: ignore[attr-defined]
 
+from lightning_hpc.data import seeding
 from lightning_hpc.data.seeding import GeneratorStates, KeptGenerators, mix, seed_all, seed_for
 
 
@@ -65,6 +67,15 @@ def test_generators_are_left_as_they_were_also_after_an_error() -> None:
             assert draw() == expected
 
 
+@pytest.fixture(params=[True, False], ids=["its memory", "getstate"])
+def python_memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the memory of Python's generator, and as on a Python where it is not found."""
+    assert seeding._python_memory() is not None or sys.implementation.name != "cpython"
+    if not request.param:
+        monkeypatch.setattr(seeding, "_python_memory", lambda: None)
+
+
+@pytest.mark.usefixtures("python_memory")
 def test_undone_draws_leave_no_trace_also_not_of_the_second_gaussian() -> None:
     with KeptGenerators():
         for odd in (False, True):
@@ -89,6 +100,7 @@ def test_undone_draws_leave_no_trace_also_not_of_the_second_gaussian() -> None:
             assert (np.random.randn(), random.gauss(0, 1), float(torch.randn(1)), *draw()) == expected
 
 
+@pytest.mark.usefixtures("python_memory")
 @pytest.mark.parametrize("drawing", [random.random, lambda: random.gauss(0, 1), np.random.rand, np.random.randn])
 @pytest.mark.parametrize("odd", [False, True])
 def test_every_draw_is_noticed(drawing: Callable[[], float], odd: bool) -> None:
