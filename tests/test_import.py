@@ -22,6 +22,7 @@ levels = {name: logging.getLogger(name).level for name in handlers}
 threads, environment = threading.active_count(), dict(os.environ)
 warnings.simplefilter("error")
 import lightning_hpc, lightning_hpc.strategies, lightning_hpc.comm, lightning_hpc.callbacks, lightning_hpc.trace
+import lightning_hpc.data, lightning_hpc.memory, lightning_hpc.report
 assert threading.active_count() == threads
 assert dict(os.environ) == environment
 assert not torch.distributed.is_initialized()
@@ -31,11 +32,12 @@ assert "pytorch_lightning" not in sys.modules
 """)
 
 
-def test_comm_and_trace_know_nothing_of_lightning() -> None:
+def test_inner_packages_know_nothing_of_lightning() -> None:
     run_python("""
 import ast, pathlib, importlib.util
 root = pathlib.Path(importlib.util.find_spec("lightning_hpc").origin).parent
-forbidden = {"comm": {"lightning"}, "trace": {"lightning", "torch"}}
+forbidden = {"comm": {"lightning"}, "memory": {"lightning"}}
+forbidden |= {"trace": {"lightning", "torch"}, "report": {"lightning", "torch"}}
 for folder, packages in forbidden.items():
     for file in (root / folder).rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):

@@ -1,5 +1,8 @@
 """Lightning callbacks."""
 
+from lightning_hpc.callbacks.activation_checkpointing import ActivationCheckpointing
+from lightning_hpc.callbacks.memory_monitor import MemoryMonitor
 from lightning_hpc.callbacks.step_trace import StepTrace
+from lightning_hpc.callbacks.straggler_monitor import StragglerMonitor
 
-__all__ = ["StepTrace"]
+__all__ = ["ActivationCheckpointing", "MemoryMonitor", "StepTrace", "StragglerMonitor"]

@@ -4,6 +4,7 @@ Steps that follow each other resemble each other, so single steps drawn at rando
 of consecutive steps keep that resemblance (Künsch 1989, with blocks that wrap round as in Politis and Romano 1992).
 """
 
+import functools
 import math
 from statistics import NormalDist
 
@@ -65,6 +66,7 @@ def _block_length(steps: int) -> int:
     return max(1, round(math.pow(steps, 1 / 3)))
 
 
+@functools.lru_cache(maxsize=8)  # a monitor asks for the same number of steps again and again
 def _block_indices(steps: int) -> NDArray[np.intp]:
     length = _block_length(steps)
     starts = np.random.default_rng(_SEED).integers(steps, size=(_RESAMPLES, -(-steps // length), 1))
