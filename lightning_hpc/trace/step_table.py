@@ -33,7 +33,8 @@ class StepTable:
         recorded: Number of common iterations, those of the warm-up included.
         times: By phase, and for ``total``, ``loader_start`` and ``between_epochs``: shape (ranks, steps). The last two
             are spans; they stand at the epoch's first iteration, and ``total`` includes them. Checkpoints and logging
-            within an iteration are part of its ``schedule`` and ``total`` here. What is unknown is NaN.
+            within an iteration are part of its ``schedule`` and ``total`` here; ``writing`` says how much these are, with
+            those between epochs. What is unknown is NaN.
         updates: Whether an iteration ended with an optimizer step: shape (steps,).
         records: The iterations' records by rank.
     """
@@ -59,12 +60,15 @@ class StepTable:
         times = {name: _array(records, f"{name}_ms") for name in (*PHASES, "total")}
         writing = np.stack([_writing(trace, common)[WARM_UP_STEPS:] for trace in sorted(traces, key=_rank)])
         times["schedule"], times["total"] = times["schedule"] + writing, times["total"] + writing
+        times["writing"] = writing
         spans = {trace.header["rank"]: _spans_by_epoch(trace) for trace in traces}
         for name in _SPANS:
             times[name] = np.zeros_like(times["total"])
             for row, rank in enumerate(ranks):
                 for column in _first_of_epochs(kept):
                     times[name][row, column] = spans[rank].get((name, kept[column][0]), 0.0)
+                    if name == "between_epochs":
+                        times["writing"][row, column] += spans[rank].get(("writing", kept[column][0]), 0.0)
             times["total"] = times["total"] + times[name]
         updates = np.array([any(steps[column]["optimizer_steps"] for steps in records) for column in range(len(kept))])
         return cls(ranks, len(common), times, updates.astype(bool), records)
@@ -127,7 +131,13 @@ def _spans_by_epoch(trace: Trace) -> dict[tuple[str, int], float]:
     """Durations by name and by the epoch that they delay."""
     durations: dict[tuple[str, int], float] = {}
     for span in trace.spans:
-        if span["name"] in _SPANS and span["epoch"] is not None:
+        if span["epoch"] is None:
+            continue
+        if span["name"] in _SPANS:
             key = (span["name"], span["epoch"] + (span["name"] == "between_epochs"))
-            durations[key] = durations.get(key, 0.0) + span["duration_ms"]
+        elif span["name"] in _WRITING and span["parent"] == "between_epochs":
+            key = ("writing", span["epoch"] + 1)
+        else:
+            continue
+        durations[key] = durations.get(key, 0.0) + span["duration_ms"]
     return durations

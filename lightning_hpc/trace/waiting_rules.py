@@ -62,6 +62,9 @@ def framework_rule(table: StepTable) -> Candidate:
         f" {np.median(schedule):.3g} ms, 95th percentile {np.percentile(schedule, 95):.3g} ms), of"
         f" {whole(table).mean():.3g} ms"
     )
+    writing = table.times["writing"].max(axis=0).sum()  # mostly one rank writes, and the others wait
+    if writing > lost.sum() / 4:
+        evidence += f"; {min(writing / lost.sum(), 1):.0%} of it is the writing of checkpoints and logs"
     if between.sum() > lost.sum() / 4:
         evidence += f"; {between.sum() / lost.sum():.0%} of it passes between epochs"
         advice = "longer epochs, or fewer hooks and checkpoints at their end (ModelCheckpoint(every_n_epochs=…))"

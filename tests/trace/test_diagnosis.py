@@ -1,3 +1,4 @@
+import statistics
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -174,3 +175,18 @@ def test_the_text() -> None:
 def test_the_same_records_give_the_same_diagnosis() -> None:
     traces = simulate(PAIR, 5, steps=60, dimension="data", shape="exponential", share=0.15)
     assert diagnose(traces) == diagnose(reversed(traces))
+
+
+def test_the_writing_of_checkpoints_is_named() -> None:
+    (trace,) = simulate(JOB, 0, steps=30)
+    step_ms = statistics.median(step["total_ms"] for step in trace.steps)
+    spans = [
+        {
+            **{"type": "span", "name": "checkpoint", "parent": None, "epoch": step["epoch"], "rank": 0},
+            **{"start_ms": step["start_ms"], "duration_ms": step_ms},
+        }
+        for step in trace.steps[::3]
+    ]
+    diagnosis = diagnose([replace(trace, records=(*trace.records, *spans))])
+    assert diagnosis.findings[0].dimension == "framework"
+    assert "is the writing of checkpoints and logs" in diagnosis.findings[0].evidence
