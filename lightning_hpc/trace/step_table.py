@@ -33,7 +33,7 @@ class StepTable:
         recorded: Number of common iterations, those of the warm-up included.
         times: By phase, and for ``total``, ``loader_start`` and ``between_epochs``: shape (ranks, steps). The last two
             are spans; they stand at the epoch's first iteration, and ``total`` includes them. Checkpoints and logging
-            within an iteration are part of its ``schedule`` and ``total`` here; ``writing`` says how much these are, with
+            within an iteration are part of its ``schedule`` and ``total``; ``writing`` says how much they are, with
             those between epochs. What is unknown is NaN.
         updates: Whether an iteration ended with an optimizer step: shape (steps,).
         records: The iterations' records by rank.

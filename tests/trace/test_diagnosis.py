@@ -182,8 +182,13 @@ def test_the_writing_of_checkpoints_is_named() -> None:
     step_ms = statistics.median(step["total_ms"] for step in trace.steps)
     spans = [
         {
-            **{"type": "span", "name": "checkpoint", "parent": None, "epoch": step["epoch"], "rank": 0},
-            **{"start_ms": step["start_ms"], "duration_ms": step_ms},
+            "type": "span",
+            "name": "checkpoint",
+            "parent": None,
+            "epoch": step["epoch"],
+            "rank": 0,
+            "start_ms": step["start_ms"],
+            "duration_ms": step_ms,
         }
         for step in trace.steps[::3]
     ]
