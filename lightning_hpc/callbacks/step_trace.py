@@ -16,6 +16,7 @@ from torch import Tensor
 from typing_extensions import override
 
 import lightning_hpc
+from lightning_hpc.callbacks.clock_offset import measure_clock_offset
 from lightning_hpc.callbacks.step_recorder import StepRecorder, StepTimes, is_timed_by_marks
 from lightning_hpc.trace.records import header_line
 from lightning_hpc.trace.writer import TraceWriter
@@ -212,6 +213,9 @@ def _agree_on_attempt(trainer: pl.Trainer, dirpath: Path) -> int:
 
 
 def _make_header(trainer: pl.Trainer, attempt: int) -> bytes:
+    device = trainer.strategy.root_device
+    group = torch.distributed.group.WORLD if torch.distributed.is_initialized() else None
+    offset = measure_clock_offset(group, device)
     return header_line(
         rank=trainer.global_rank,
         world_size=trainer.world_size,
@@ -219,10 +223,10 @@ def _make_header(trainer: pl.Trainer, attempt: int) -> bytes:
         host=socket.gethostname(),
         pid=os.getpid(),
         started_at=time.time(),
-        clock_offset_ms=None,
-        clock_uncertainty_ms=None,
-        clock="cuda" if is_timed_by_marks(trainer.strategy.root_device) else "host",
-        device_type=trainer.strategy.root_device.type,
+        clock_offset_ms=None if offset is None else offset.offset_ms,
+        clock_uncertainty_ms=None if offset is None else offset.uncertainty_ms,
+        clock="cuda" if is_timed_by_marks(device) else "host",
+        device_type=device.type,
         versions={
             "python": platform.python_version(),
             "torch": torch.__version__,

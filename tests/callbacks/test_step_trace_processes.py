@@ -44,6 +44,7 @@ def test_ranks_agree_on_the_attempt_and_ddp_does_not_know_its_communication(tmp_
     assert [trace.header["pid"] for trace in traces] == pids
     for rank, trace in enumerate(traces):
         assert (trace.header["rank"], trace.header["world_size"], trace.header["attempt"]) == (rank, 2, 5)
+        assert (trace.header["clock_offset_ms"], trace.header["clock_uncertainty_ms"]) == (0, 0)  # one machine
         assert len(trace.steps) == 2
         assert {(record["rank"], record["comm_ms"], record["comm_bytes"]) for record in trace.steps} == {
             (rank, None, None)
