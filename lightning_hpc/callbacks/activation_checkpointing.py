@@ -91,7 +91,6 @@ class ActivationCheckpointing(Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        self._abandon()  # a measurement whose batch was skipped
         # Before the first optimizer step its state is missing from the memory, and times are those of a cold start.
         if self._blocks is None or self.plan is not None or trainer.global_step == self._first_step:
             return
@@ -114,7 +113,7 @@ class ActivationCheckpointing(Callback):
 
     @override
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._abandon()
+        self._abandon()  # a measurement whose batch was skipped, which ends the epoch
 
     @override
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:

@@ -1,5 +1,6 @@
 import random
 
+import numpy as np
 import pytest
 
 from lightning_hpc.memory import checkpoint_plan
@@ -20,7 +21,7 @@ def instances(
     """Steps with a budget between the least and the largest peak."""
     found = []
     for seed in range(INSTANCES):
-        step = Step(seed, 1 + seed % most_blocks, equal=seed % 7 == 0, tangled=tangled)
+        step = Step(seed, 2 + seed % (most_blocks - 1), equal=seed % 7 == 0, tangled=tangled)
         model = PeakModel(step.holdings, step.names)
         peaks = {plan: model.peak_bytes(plan) for plan in step.plans()}
         budget = random.Random(seed).randint(min(peaks.values()), max(peaks.values()))
@@ -53,6 +54,13 @@ def test_the_search_for_many_blocks_gets_the_optimum_or_nearly(
         assert plan.extra_seconds <= best * (1 + tolerance) + 1e-12
 
 
+def test_the_search_is_exact_by_itself_for_blocks_one_after_the_other() -> None:
+    for step, model, peaks, budget in instances(most_blocks=7):
+        cost = np.array(step.seconds)
+        plans = checkpoint_plan._search(model, cost, budget)
+        assert min(plans @ cost) == pytest.approx(optimum(step, peaks, budget))
+
+
 def test_tangled_blocks_fit_and_are_near_the_optimum_mostly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_plan, "_MOST_BLOCKS_TO_TRY", 0)
     near = 0
@@ -61,7 +69,7 @@ def test_tangled_blocks_fit_and_are_near_the_optimum_mostly(monkeypatch: pytest.
         best = optimum(step, peaks, budget)
         assert best is not None
         near += plan.fits and plan.extra_seconds <= best * 1.05 + 1e-12
-    assert near >= 0.9 * INSTANCES
+    assert near >= 0.99 * INSTANCES
 
 
 def test_a_hundred_blocks_are_chosen_among() -> None:

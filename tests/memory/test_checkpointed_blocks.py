@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_hpc.memory import CheckpointedBlocks, SavedActivations, find_blocks
+from lightning_hpc.memory import CheckpointedBlocks, SavedActivations, block_call, checkpointed_blocks, find_blocks
 from tests.memory.block_models import IN_PLACE, MODELS, Residual, equal, inputs, make, state, train
 
 
@@ -128,6 +128,27 @@ def test_bytes_are_saved_only_where_autograd_records() -> None:
         assert calls == [False, True, True]
 
 
+def test_without_autograd_forward_is_called_directly(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("residual")
+    with checkpointed(model), torch.no_grad():
+        monkeypatch.setattr(checkpointed_blocks, "BlockCall", None)
+        model(inputs("residual"))
+
+
+def test_random_states_of_the_devices_of_nested_and_named_inputs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices: list[str] = []
+
+    def check(function: Any, *tokens: Tensor, **_: Any) -> None:
+        devices.extend(token.device.type for token in tokens)
+
+    monkeypatch.setattr(block_call, "checkpoint", check)
+    model = make("structured")
+    x = torch.ones(1)
+    with CheckpointedBlocks({"block": model.blocks[0]}):
+        model.blocks[0]((x, x.to("meta")), more={"mask": x})
+    assert devices == ["cpu", "meta"]
+
+
 def test_hooks_of_the_block_run_once_and_other_methods_stay() -> None:
     model = make("residual")
     calls: list[str] = []
@@ -169,8 +190,7 @@ def test_a_copy_is_checkpointed_as_long_as_the_original() -> None:
             with SavedActivations(copied.parameters()) as saved:
                 copied(inputs("dropout"))
             saved_bytes.append(saved.peak_bytes)
-            checkpointed_blocks = copied[1][0].forward.__func__
-            checkpointed_blocks.is_on = False
+            copied[1][0].forward.__func__.is_on = False
     assert saved_bytes[0] < saved_bytes[1]
 
 

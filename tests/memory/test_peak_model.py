@@ -38,3 +38,9 @@ def test_a_storage_that_never_ends_stays_to_the_last() -> None:
 
 def test_a_step_that_saves_nothing_has_no_peak() -> None:
     assert PeakModel([], ["a"]).peak_bytes(["a"]) == 0
+
+
+def test_what_a_block_keeps_either_way_is_kept_only_while_both_ways_keep_it() -> None:
+    plain, checkpointed = Holding(0, 7, 0, 9, "a", "plain"), Holding(0, 7, 1, 3, "a", "checkpointed")
+    model = PeakModel([plain, checkpointed, Holding(1, 5, 4, 5), Holding(2, 4, 6, 8)], ["a"])
+    assert (model.peak_bytes(()), model.peak_bytes(["a"])) == (12, 7)
