@@ -48,7 +48,7 @@ def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 def test_version_and_help(command: list[str], tmp_path: Path) -> None:
     assert run([*command, "--version"], tmp_path).stdout.strip() == f"lightning-hpc {lightning_hpc.__version__}"
     text = " ".join(run([*command, "--help"], tmp_path).stdout.split())
-    assert "{fit,validate,test,predict,topology,bench,compare}" in text
+    assert "{fit,validate,test,predict,topology,bench,compare,report,trace}" in text
     for line in ("topology Measure how the ranks", "bench bench predict: will several nodes", "bench comm: measure"):
         assert line in text
 

@@ -62,12 +62,15 @@ class StepRecorder:
         writer: Where the records go. Closed by `close`.
         console: Whether this rank prints lines.
         silent_prefix: Start of the action names of the callback that this recorder belongs to.
+        since_ns: When the header's ``started_at`` was read, as `time.perf_counter_ns` says.
 
     Attributes:
         listeners: Called with the times of each iteration.
     """
 
-    def __init__(self, trainer: pl.Trainer, writer: TraceWriter, console: bool, silent_prefix: str) -> None:
+    def __init__(
+        self, trainer: pl.Trainer, writer: TraceWriter, console: bool, silent_prefix: str, since_ns: int
+    ) -> None:
         self._trainer = cast(Any, trainer)  # it gets some of its attributes where mypy does not look
         self._writer: TraceWriter | None = writer
         self._console = console
@@ -84,14 +87,14 @@ class StepRecorder:
         self.listeners: list[Callable[[StepTimes], None]] = []
         device = trainer.strategy.root_device
         self._marks = CudaMarks(device) if is_timed_by_marks(device) else None
-        self._timeline = self._make_timeline()
+        self._timeline = self._make_timeline(since_ns)
         self._user_profiler = self._trainer.profiler
         self._profiler = PhaseProfiler(self._user_profiler, self._timeline, trainer, silent_prefix)
         self._trainer.profiler = self._profiler
         self._logger_spans = LoggerSpans(trainer.loggers, self._timeline)
 
-    def _make_timeline(self) -> Timeline:
-        to_do = (time.perf_counter_ns, self._record_step, self._record_span)
+    def _make_timeline(self, since_ns: int) -> Timeline:
+        to_do = (time.perf_counter_ns, self._record_step, self._record_span, since_ns)
         return Timeline(*to_do) if self._marks is None else MarkedTimeline(*to_do, self._marks.mark)
 
     def start_training(self) -> None:

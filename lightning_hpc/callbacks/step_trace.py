@@ -105,6 +105,10 @@ class StepTrace(Callback):
             raise RuntimeError("StepTrace records nothing now; call listen from on_fit_start or on_train_start")
         self._recorder.listeners.append(listener)
 
+    def finish(self) -> None:
+        """Ends the recording of this fit, if there is one, so that its file is complete."""
+        self._close()
+
     def write_memory(self, figures: Mapping[str, float | None]) -> None:
         """Appends a record of type ``memory``. Does nothing outside a fit.
 
@@ -137,9 +141,10 @@ class StepTrace(Callback):
         directory = dirpath / f"attempt_{attempt:03d}"
         directory.mkdir(parents=True, exist_ok=True)
         self.path = directory / f"rank_{trainer.global_rank:05d}.jsonl"
-        writer = TraceWriter(self.path, _make_header(trainer, attempt))
+        header, since_ns = _make_header(trainer, attempt)
+        writer = TraceWriter(self.path, header)
         console = self._console and trainer.is_global_zero
-        self._recorder = StepRecorder(trainer, writer, console, silent_prefix=f"[Callback]{self.state_key}.")
+        self._recorder = StepRecorder(trainer, writer, console, f"[Callback]{self.state_key}.", since_ns)
         self._skip_hooks(*_IDLE_HOOKS, *(_HOOKS_OF_MANUAL_BACKWARD if pl_module.automatic_optimization else ()))
 
     @override
@@ -212,17 +217,19 @@ def _agree_on_attempt(trainer: pl.Trainer, dirpath: Path) -> int:
     return int(trainer.strategy.reduce(mine, reduce_op="max"))
 
 
-def _make_header(trainer: pl.Trainer, attempt: int) -> bytes:
+def _make_header(trainer: pl.Trainer, attempt: int) -> tuple[bytes, int]:
+    """The header, and when its ``started_at`` was read, as `time.perf_counter_ns` says."""
     device = trainer.strategy.root_device
     group = torch.distributed.group.WORLD if torch.distributed.is_initialized() else None
     offset = measure_clock_offset(group, device)
-    return header_line(
+    started_at, since_ns = time.time(), time.perf_counter_ns()
+    header = header_line(
         rank=trainer.global_rank,
         world_size=trainer.world_size,
         attempt=attempt,
         host=socket.gethostname(),
         pid=os.getpid(),
-        started_at=time.time(),
+        started_at=started_at,
         clock_offset_ms=None if offset is None else offset.offset_ms,
         clock_uncertainty_ms=None if offset is None else offset.uncertainty_ms,
         clock="cuda" if is_timed_by_marks(device) else "host",
@@ -234,3 +241,4 @@ def _make_header(trainer: pl.Trainer, attempt: int) -> bytes:
             "lightning_hpc": lightning_hpc.__version__,
         },
     )
+    return header, since_ns

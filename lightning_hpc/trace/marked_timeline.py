@@ -19,6 +19,7 @@ class MarkedTimeline(Timeline):
         clock: As for `Timeline`.
         on_step: As for `Timeline`.
         on_span: As for `Timeline`.
+        since_ns: As for `Timeline`.
         mark: Is called within the iteration, so it should be quick.
     """
 
@@ -27,9 +28,10 @@ class MarkedTimeline(Timeline):
         clock: Callable[[], int],
         on_step: Callable[[list[int], int, int], None],
         on_span: Callable[[Span], None],
+        since_ns: int | None,
         mark: Callable[[int], None],
     ) -> None:
-        super().__init__(clock, on_step, on_span)
+        super().__init__(clock, on_step, on_span, since_ns)
         self._mark = mark
         self._marked = OUTSIDE
 

@@ -38,7 +38,7 @@ class Span:
             (from loop to loop, hooks at the epoch's end and start included), ``shutdown`` (from the end of the last
             loop), or ``unfinished_iteration`` (its batch was not trained to the end).
         epoch: Index of the epoch in which it began. None before the first.
-        start_ns: Nanoseconds since the timeline was made.
+        start_ns: Nanoseconds since the timeline began.
         duration_ns: Nanoseconds.
         parent: Name of the span that holds it. None where none does.
     """
@@ -60,8 +60,9 @@ class Timeline:
     Args:
         clock: Returns nanoseconds that never decrease, such as ``time.perf_counter_ns``.
         on_step: Called for an iteration whose batch was finished, with its nanoseconds by `Phase`, its start since the
-            timeline was made, and its nanoseconds in total.
+            timeline began, and its nanoseconds in total.
         on_span: Called with each span when it ends.
+        since_ns: When it begins, on ``clock``. None means now.
 
     Attributes:
         phase: The phase that is charged now; pushing the same again changes nothing.
@@ -73,6 +74,7 @@ class Timeline:
         clock: Callable[[], int],
         on_step: Callable[[list[int], int, int], None],
         on_span: Callable[[Span], None],
+        since_ns: int | None = None,
     ) -> None:
         self.phase = _SCHEDULE
         self.epoch: int | None = None
@@ -82,7 +84,7 @@ class Timeline:
         self._on_span = on_span
         self._below: list[int] = []
         self._charged = [0] * len(Phase)
-        self._made_at = self._charged_until = clock()
+        self._made_at = self._charged_until = clock() if since_ns is None else since_ns
         # The open iteration:
         self._started_at: int | None = None
         self._batch_finished = False
@@ -95,7 +97,7 @@ class Timeline:
 
     @property
     def elapsed_ns(self) -> int:
-        """Nanoseconds since the timeline was made."""
+        """Nanoseconds since the timeline began."""
         return self._clock() - self._made_at
 
     def push(self, phase: int) -> None:

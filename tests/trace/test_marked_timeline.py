@@ -18,7 +18,8 @@ class Marked:
         self.device: list[tuple[list[int], int]] = []
         self.spans: list[Span] = []
         self.timeline = MarkedTimeline(
-            lambda: self.now, self.add_step, self.spans.append, lambda phase: self.marks.append((phase, self.now))
+            *(lambda: self.now, self.add_step, self.spans.append, None),
+            lambda phase: self.marks.append((phase, self.now)),
         )
 
     def add_step(self, charged_ns: list[int], start_ns: int, total_ns: int) -> None:
