@@ -10,13 +10,14 @@ COMMANDS = {
     "bench": "bench predict: will several nodes be faster than one? bench comm: measure training steps with each way of"
     " communicating. bench data: how many workers do your data need?",
     "compare": "Is a run slower than another one, or is that noise? Exit status 1 for a regression.",
+    "report": "What was a run like, and what slows it down? A page and a JSON file from its traces.",
     "trace": "trace merge: all ranks of a run in one file for Perfetto.",
 }
 """Modules of `lightning_hpc.commands`, and a line for the help."""
 
 
 def main() -> None:
-    """Runs ``lightning-hpc fit|validate|test|predict|topology|bench|compare|trace …``; see ``lightning-hpc --help``.
+    """Runs ``lightning-hpc fit|…``, or one of `COMMANDS`; see ``lightning-hpc --help``.
 
     Raises:
         SystemExit: With the way out, if the extra `cli` is not installed.

@@ -2,7 +2,16 @@
 
 from lightning_hpc.callbacks.activation_checkpointing import ActivationCheckpointing
 from lightning_hpc.callbacks.memory_monitor import MemoryMonitor
+from lightning_hpc.callbacks.performance_report import PerformanceReport
+from lightning_hpc.callbacks.profiler_window import ProfilerWindow
 from lightning_hpc.callbacks.step_trace import StepTrace
 from lightning_hpc.callbacks.straggler_monitor import StragglerMonitor
 
-__all__ = ["ActivationCheckpointing", "MemoryMonitor", "StepTrace", "StragglerMonitor"]
+__all__ = [
+    "ActivationCheckpointing",
+    "MemoryMonitor",
+    "PerformanceReport",
+    "ProfilerWindow",
+    "StepTrace",
+    "StragglerMonitor",
+]

@@ -10,12 +10,14 @@ class Axis:
     """A scale that ends at ticks.
 
     Attributes:
-        ticks: Values of the ticks, ascending; two at least.
+        ticks: Values of the ticks, ascending; two at least, where there are no limits.
         is_log: Whether equal distances are equal ratios.
+        limits: Where the scale begins and ends instead, without a logarithm.
     """
 
     ticks: tuple[float, ...]
     is_log: bool = False
+    limits: tuple[float, float] | None = None
 
     @classmethod
     def linear(cls, values: Iterable[float], most: int = 6) -> "Axis":
@@ -23,6 +25,17 @@ class Axis:
         top = max(values, default=0.0) or 1.0
         step = next(step for step in _steps(top / most) if step * most >= top)
         return cls(tuple(step * index for index in range(math.ceil(top / step - 1e-9) + 1)))
+
+    @classmethod
+    def between(cls, low: float, high: float, most: int = 5) -> "Axis":
+        """From one value to another, with ticks between them; widened where both are the same."""
+        if not high > low:
+            high = low + max(abs(low) * 0.1, 1.0)
+        steps = cls.linear([high - low], most).ticks
+        step = steps[1] - steps[0]
+        first = math.ceil(low / step - 1e-9)
+        ticks = tuple(round(step * index, 9) for index in range(first, math.floor(high / step + 1e-9) + 1))
+        return cls(ticks, limits=(low, high))
 
     @classmethod
     def logarithmic(cls, values: Iterable[float]) -> "Axis":
@@ -36,8 +49,8 @@ class Axis:
         return cls(tuple(marks[first : max(last, first + 1) + 1]), is_log=True)
 
     def share(self, value: float) -> float:
-        """Where a value lies: 0 at the first tick, 1 at the last."""
-        low, high = self.ticks[0], self.ticks[-1]
+        """Where a value lies: 0 at the start of the scale, 1 at its end."""
+        low, high = self.limits or (self.ticks[0], self.ticks[-1])
         if self.is_log:
             return math.log(value / low) / math.log(high / low)
         return (value - low) / (high - low)

@@ -1,0 +1,132 @@
+"""The charts of a run's page."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from lightning_hpc.report.axis import Axis
+from lightning_hpc.report.plot import Plot, Shape, area, bar, polyline
+from lightning_hpc.report.run_series import Curve, RunSeries
+
+_TIME = "seconds since the start"
+_MIB = 2**20
+_MANY_STRETCHES = 20
+_MEMORY_TITLES = {
+    "memory_used_bytes": ("Memory in use", "MiB", 1 / _MIB),
+    "memory_reserved_bytes": ("Reserved by the allocator", "MiB", 1 / _MIB),
+    "gpu_used_bytes": ("In use on the GPU, all processes", "MiB", 1 / _MIB),
+    "gpu_utilization": ("GPU utilisation", "%", 100.0),
+    "memory_hit_rate": ("Allocations served by the cache", "%", 100.0),
+    "memory_fragmentation": ("Fragmentation", "% of what is reserved", 100.0),
+}
+
+
+def step_chart(series: RunSeries) -> str:
+    """The iteration over time."""
+    return _curve_chart("Step time", "ms", series.step_ms)
+
+
+def throughput_chart(series: RunSeries) -> str:
+    """Samples a second of all ranks; empty where batches did not say."""
+    return "" if series.throughput is None else _curve_chart("Throughput", "samples/s, all ranks", series.throughput)
+
+
+def comm_chart(series: RunSeries) -> Iterator[str]:
+    """Exposed communication, and bytes sent, where there was any."""
+    comm = series.phases_ms.get("comm")
+    if comm is not None and any(comm):
+        yield _lines_chart("Exposed communication", "ms a step", series.phase_times_s, [("comm", list(comm))])
+    if series.comm_bytes is not None and any(series.comm_bytes.high):
+        scaled = _scaled(series.comm_bytes, 1e-6)
+        yield _curve_chart("Gradients sent by a rank", "MB a step", scaled)
+
+
+def histogram_chart(series: RunSeries) -> str:
+    """The distribution of the iteration."""
+    edges, counts = series.step_histogram.edges_ms, series.step_histogram.counts
+    x, y = Axis.between(edges[0], edges[-1]), Axis.linear(counts, most=4)
+    shapes = [
+        Shape("bar", bar(x, y, left, right, count), f"{left:.3g} to {right:.3g} ms: {count} steps")
+        for left, right, count in zip(edges, edges[1:], counts, strict=False)
+        if count
+    ]
+    total = sum(counts)
+    summary = f"{total} steps between {edges[0]:.3g} and {edges[-1]:.3g} milliseconds"
+    x_unit = "ms; the last bar also has what took longer"
+    return Plot("Distribution of the step time", "steps", x_unit, x, y, shapes, summary).draw()
+
+
+def phases_chart(series: RunSeries) -> str:
+    """The phases, stacked over time."""
+    times = series.phase_times_s
+    x = Axis.between(times[0], times[-1])
+    below = [0.0] * len(times)
+    shapes = []
+    for phase, values in series.phases_ms.items():
+        above = [low + max(value, 0.0) for low, value in zip(below, values, strict=True)]
+        mean = sum(values) / len(values)
+        shapes.append((phase, below, above, f"{phase}: {mean:.3g} ms in the mean"))
+        below = above
+    y = Axis.linear(below, most=4)
+    drawn = [Shape(phase, area(x, y, times, low, high), tip) for phase, low, high, tip in shapes]
+    summary = "; ".join(tip for _, _, _, tip in shapes)
+    return Plot("What a step consists of", "ms, mean of the ranks", _TIME, x, y, drawn, summary).draw()
+
+
+def memory_charts(curves: Mapping[str, Sequence[Curve]]) -> Iterator[str]:
+    """A chart of each figure that was measured, with a line a rank."""
+    for figure, (title, unit, scale) in _MEMORY_TITLES.items():
+        if figure not in curves:
+            continue
+        lines = [(f"rank{index}", _scaled(curve, scale)) for index, curve in enumerate(curves[figure])]
+        limits = [_scaled(curve, scale) for curve in curves.get("memory_limit_bytes", ())]
+        yield _ranks_chart(title, unit, lines, limits if figure == "memory_used_bytes" else [])
+
+
+def _ranks_chart(title: str, unit: str, lines: Sequence[tuple[str, Curve]], limits: Sequence[Curve]) -> str:
+    curves = [curve for _, curve in lines]
+    x = Axis.between(min(curve.times_s[0] for curve in curves), max(curve.times_s[-1] for curve in curves))
+    top = max(max(_present(curve.high)) for curve in curves)
+    # A limit that is far away would leave no room for what is below.
+    near = [curve for curve in limits if max(_present(curve.high)) <= 3 * top]
+    y = Axis.linear([top, *(max(_present(curve.high)) for curve in near)], most=4)
+    shapes = [Shape("limit", polyline(x, y, curve.times_s, curve.middle), f"limit of {curve.name}") for curve in near]
+    shapes += [
+        Shape(kind, polyline(x, y, curve.times_s, curve.high), f"{curve.name}: {max(_present(curve.high)):.4g} at most")
+        for kind, curve in lines
+    ]
+    summary = "; ".join(f"{curve.name}: at most {max(_present(curve.high)):.4g}" for curve in curves)
+    return Plot(title, unit + (", with its limit" if near else ""), _TIME, x, y, shapes, summary).draw()
+
+
+def _curve_chart(title: str, unit: str, curve: Curve) -> str:
+    high = _present(curve.high)
+    # The first steps of a run would leave the others no room. What is higher is cut, and in the text.
+    usual = high[1:] if len(high) >= _MANY_STRETCHES else high
+    x, y = Axis.between(curve.times_s[0], curve.times_s[-1]), Axis.linear(usual, most=4)
+    low = [value or 0.0 for value in curve.low]
+    middle = _present(curve.middle)
+    shapes = [
+        Shape("band", area(x, y, curve.times_s, low, [value or 0.0 for value in curve.high]), "fastest to slowest"),
+        Shape("line", polyline(x, y, curve.times_s, curve.middle), "median of each stretch"),
+    ]
+    summary = f"Medians from {min(middle):.3g} to {max(middle):.3g}, the highest value is {max(high):.3g}"
+    return Plot(title, unit, _TIME, x, y, shapes, summary).draw()
+
+
+def _lines_chart(title: str, unit: str, times: Sequence[float], lines: Sequence[tuple[str, list[float]]]) -> str:
+    x, y = Axis.between(times[0], times[-1]), Axis.linear([max(values) for _, values in lines], most=4)
+    zero = [0.0] * len(times)
+    shapes = [Shape(kind, area(x, y, times, zero, values)) for kind, values in lines]
+    summary = f"At most {max(max(values) for _, values in lines):.3g}"
+    return Plot(title, unit, _TIME, x, y, shapes, summary).draw()
+
+
+def _scaled(curve: Curve, factor: float) -> Curve:
+    parts = (
+        tuple(None if value is None else value * factor for value in values)
+        for values in (curve.low, curve.middle, curve.high)
+    )
+    return Curve(curve.name, curve.times_s, *parts)
+
+
+def _present(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
