@@ -65,7 +65,7 @@ def phases_chart(series: RunSeries) -> str:
         mean = sum(values) / len(values)
         shapes.append((phase, below, above, f"{phase}: {mean:.3g} ms in the mean"))
         below = above
-    y = Axis.linear(below, most=4)
+    y = Axis.linear(_usual(below), most=4)
     drawn = [Shape(phase, area(x, y, times, low, high), tip) for phase, low, high, tip in shapes]
     summary = "; ".join(tip for _, _, _, tip in shapes)
     return Plot("What a step consists of", "ms, mean of the ranks", _TIME, x, y, drawn, summary).draw()
@@ -99,9 +99,7 @@ def _ranks_chart(title: str, unit: str, lines: Sequence[tuple[str, Curve]], limi
 
 def _curve_chart(title: str, unit: str, curve: Curve) -> str:
     high = _present(curve.high)
-    # The first steps of a run would leave the others no room. What is higher is cut, and in the text.
-    usual = high[1:] if len(high) >= _MANY_STRETCHES else high
-    x, y = Axis.between(curve.times_s[0], curve.times_s[-1]), Axis.linear(usual, most=4)
+    x, y = Axis.between(curve.times_s[0], curve.times_s[-1]), Axis.linear(_usual(high), most=4)
     low = [value or 0.0 for value in curve.low]
     middle = _present(curve.middle)
     shapes = [
@@ -118,6 +116,11 @@ def _lines_chart(title: str, unit: str, times: Sequence[float], lines: Sequence[
     shapes = [Shape(kind, area(x, y, times, zero, values)) for kind, values in lines]
     summary = f"At most {max(max(values) for _, values in lines):.3g}"
     return Plot(title, unit, _TIME, x, y, shapes, summary).draw()
+
+
+def _usual(values: Sequence[float]) -> Sequence[float]:
+    """Without the first steps of a run, which would leave the others no room: what is higher is cut, and in the text."""
+    return values[1:] if len(values) >= _MANY_STRETCHES else values
 
 
 def _scaled(curve: Curve, factor: float) -> Curve:
