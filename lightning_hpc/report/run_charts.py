@@ -119,7 +119,7 @@ def _lines_chart(title: str, unit: str, times: Sequence[float], lines: Sequence[
 
 
 def _usual(values: Sequence[float]) -> Sequence[float]:
-    """Without the first steps of a run, which would leave the others no room: what is higher is cut, and in the text."""
+    """Without the first steps, which would leave the others no room: what is higher is cut, and is in the text."""
     return values[1:] if len(values) >= _MANY_STRETCHES else values
 
 
