@@ -11,6 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_hpc._compiled import is_compiled
 from lightning_hpc.callbacks.step_trace import StepTrace
 from lightning_hpc.memory.blocks import Blocks, find_blocks
 from lightning_hpc.memory.checkpoint_plan import CheckpointPlan
@@ -176,8 +177,7 @@ def _require_budget(budget: object) -> None:
 
 
 def _find(pl_module: pl.LightningModule, wanted: list[str] | None) -> Blocks:
-    # Private: Lightning unwraps a compiled model and leaves no other trace of it.
-    if pl_module._compiler_ctx is not None:
+    if is_compiled(pl_module):
         return Blocks(refused={"the model": "it is compiled, and the compiler plans what is saved"})
     return find_blocks(pl_module, wanted)
 

@@ -13,8 +13,8 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from lightning_hpc.callbacks.background_gather import BackgroundGather
 from lightning_hpc.callbacks.step_trace import StepTrace
+from lightning_hpc.comm.background_gather import BackgroundGather
 from lightning_hpc.trace.step_table import WARM_UP_STEPS
 from lightning_hpc.trace.step_windows import WINDOW_COLUMNS, table_of_windows
 from lightning_hpc.trace.straggler_watch import StragglerWatch

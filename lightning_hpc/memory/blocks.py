@@ -1,7 +1,7 @@
 """Which parts of a model may be checkpointed: its repeated blocks, or those that the user names."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -37,6 +37,11 @@ def find_blocks(model: nn.Module, wanted: Iterable[str | type[nn.Module]] | None
     """
     found = _repeated(model, "") if wanted is None else _named(model, wanted)
     _require_apart(found)
+    return without_compiled(model, found)
+
+
+def without_compiled(model: nn.Module, found: Mapping[str, nn.Module]) -> Blocks:
+    """Refuses those of the modules ``found`` in ``model`` whose forward cannot be replaced."""
     compiled = _compiled(model)
     blocks = Blocks()
     for name, module in found.items():

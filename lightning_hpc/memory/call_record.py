@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from lightning_hpc.memory.saved_activations import Holding, SavedActivations
+from lightning_hpc.memory.saved_tensor import outer_hooks
 
 _Pack = Callable[[Tensor], object]
 
@@ -84,10 +85,7 @@ class CallRecord:
 @contextmanager
 def _packing(outer: Callable[[Tensor, _Pack], object]) -> Iterator[None]:
     """Has ``outer`` called with all that is saved, and with the hook in force, which would be hidden otherwise."""
-    # Private: there is no public way to chain hooks. Checkpointing sets its own at this point, so there are some.
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    assert hooks is not None
-    pack, unpack = hooks
+    pack, unpack = outer_hooks()
     with saved_tensors_hooks(lambda tensor: outer(tensor, pack), unpack):
         yield
 

@@ -3,16 +3,17 @@
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from types import MethodType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import torch
 from torch import nn
-from typing_extensions import Self
+from typing_extensions import Self, override
 
 from lightning_hpc.memory.block_call import BlockCall
 from lightning_hpc.memory.block_state import may_change
 from lightning_hpc.memory.call_record import CallRecord
+from lightning_hpc.memory.replaced_forward import ReplacedForward
 from lightning_hpc.memory.saved_activations import SavedActivations
 
 
@@ -94,25 +95,22 @@ def _add_record(records: list[CallRecord], recorder: SavedActivations, name: str
     return records[-1]
 
 
-class _Forward:
-    """Stands on a block as its ``forward``, bound to the block, so that a deep copy binds it to the copy."""
+class _Forward(ReplacedForward):
+    """Calls the block's own forward, as a checkpoint where it is on."""
 
     def __init__(self, name: str, block: nn.Module, refused: dict[str, str]) -> None:
+        super().__init__(block)
         self.is_on = True
         self.listener: Callable[[str, torch.device], CallRecord] | None = None
         self._name = name
-        self._block = block
         self._refused = refused
-        self._replaced = block.__dict__.get("forward")
         # Names, so that they can be found in a copy of the block too; none before the first call.
         self._watched: list[str] | None = None
         self._others: list[str] = []
-        functools.update_wrapper(self, type(block).forward)
-        self.__name__ = "forward"  # a pickled method is looked up by it, which finds the forward of the class
-        self._method = MethodType(self, block)
-        block.forward = self._method
 
-    def __call__(self, block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    @override
+    def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        block = module
         forward = self._own_forward(block)
         if not self.is_on or not torch.is_grad_enabled():
             return forward(*args, **kwargs)
@@ -125,20 +123,10 @@ class _Forward:
             self._learn(block, call)
         return outputs
 
+    @override
     def remove(self) -> None:
         self.is_on = False  # a copy of the block, or what has replaced `forward` since, may still call this
-        if self._block.__dict__.get("forward") is not self._method:
-            return
-        del self._block.forward
-        if self._replaced is not None:
-            self._block.forward = self._replaced
-
-    def _own_forward(self, block: nn.Module) -> Callable[..., Any]:
-        if self._replaced is None:
-            return MethodType(type(block).forward, block)
-        if isinstance(self._replaced, MethodType):
-            return MethodType(self._replaced.__func__, block)
-        return self._replaced  # type: ignore[no-any-return]
+        super().remove()
 
     def _learn(self, block: nn.Module, call: BlockCall) -> None:
         modules = dict(block.named_modules())

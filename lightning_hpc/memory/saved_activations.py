@@ -12,6 +12,8 @@ from torch import Tensor, UntypedStorage
 from torch.autograd.graph import saved_tensors_hooks
 from typing_extensions import Self
 
+from lightning_hpc.memory.saved_tensor import SavedTensor
+
 
 @dataclass(eq=False)
 class Holding:
@@ -130,23 +132,13 @@ class SavedActivations:
         return _Saved(self, tensor)
 
 
-class _Saved:
+class _Saved(SavedTensor):
     """A saved tensor as autograd holds it; it ends with autograd's reference."""
 
     def __init__(self, recorder: SavedActivations, tensor: Tensor) -> None:
-        # With its graph, an output that is saved by its own node would never be freed.
-        self._tensor = tensor.detach() if tensor.requires_grad else tensor
-        self._version = tensor._version
+        super().__init__(tensor)
         self._recorder = recorder
         self._holdings = recorder.hold(tensor)
-
-    def unpack(self) -> Tensor:
-        if self._tensor._version != self._version:  # PyTorch leaves this check to the hooks
-            raise RuntimeError(
-                f"a tensor of shape {tuple(self._tensor.shape)} that is needed for backward was changed in place after"
-                " it was saved; use the operation that returns a new tensor"
-            )
-        return self._tensor
 
     def __del__(self) -> None:
         self._recorder.release(self._holdings)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from lightning_hpc.callbacks.background_gather import BackgroundGather
+from lightning_hpc.comm.background_gather import BackgroundGather
 from tests.helpers import free_port, run_ranks
 
 

@@ -1,0 +1,139 @@
+"""`SwitchController`: reads, measures, agrees and switches, once at the beginning of each optimizer step."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_hpc.memory.probe import PressureProbe
+from lightning_hpc.memory.reading import MemoryReading
+from lightning_hpc.precision.precision_map import PrecisionMap
+from lightning_hpc.precision.switch import Switch
+from lightning_hpc.precision.switch_policy import SwitchPolicy
+from lightning_hpc.precision.unit_bytes import UnitBytes
+from lightning_hpc.precision.unit_meter import UnitMeter
+
+
+class Exchange(Protocol):
+    """An all-gather that goes on beside the training, such as `lightning_hpc.comm.BackgroundGather`."""
+
+    failure: str | None
+
+    def start(self, values: NDArray[np.float64]) -> None:
+        """Starts to collect the ranks' ``values``."""
+        ...
+
+    def take(self, wait_s: float = 0.0) -> NDArray[np.float64] | None:
+        """What was collected, of shape (ranks, …)."""
+        ...
+
+
+class SwitchController:
+    """Changes the map of precisions where all ranks are between a backward and the next forward.
+
+    A check takes two steps: at the beginning of the first, each rank sends its reading; at the beginning of the next,
+    which no rank can reach before all have begun the first, it takes those of all, and all decide the same. There is
+    one every `interval` steps, and one right after each switch, whose step is measured.
+
+    Args:
+        precision_map: What is switched. The controller alone changes it.
+        policy: What decides.
+        probe: This rank's memory.
+        exchange: How the ranks agree.
+        interval: Steps between checks.
+    """
+
+    def __init__(
+        self,
+        precision_map: PrecisionMap,
+        policy: SwitchPolicy,
+        probe: PressureProbe,
+        exchange: Exchange,
+        interval: int,
+    ) -> None:
+        self._map = precision_map
+        self._policy = policy
+        self._probe = probe
+        self._exchange = exchange
+        self._interval = interval
+        self._until_check = 1
+        self._is_pending = False
+        self._wants_measurement = not policy.bytes
+        self._measured: dict[str, UnitBytes] = {}
+        precision_map.set_low(policy.lowered)
+
+    def begin_step(self) -> list[Switch]:
+        """Takes what was agreed, applies it, and sends a reading if it is time to.
+
+        Returns:
+            What was switched, on all ranks the same.
+        """
+        switches = self._take() if self._is_pending else []
+        if switches:
+            self.apply()
+            return switches
+        self._until_check -= 1
+        if self._until_check <= 0:
+            self._until_check = self._interval
+            self._send()
+        return []
+
+    def apply(self) -> None:
+        """Has the map follow the policy; the coming step is measured, and checked right after."""
+        self._map.set_low(self._policy.lowered)
+        self._wants_measurement = True
+        self._until_check = 1
+        self._probe.read()  # a peak from before the switch says nothing of what comes
+
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """Round a training step's forward, which is measured where that is wanted."""
+        if not self._wants_measurement:
+            yield
+            return
+        with self._map.measured() as meter:
+            yield
+        self._wants_measurement = False
+        for name in self._map.names:
+            if meter.saved[name]:
+                self._measured[name] = self._compare(name, meter)
+
+    def _compare(self, name: str, meter: UnitMeter) -> UnitBytes:
+        saved, inputs = meter.saved[name], meter.inputs[name]
+        before = self._policy.bytes.get(name)
+        if name not in self._policy.lowered:
+            if before is not None and before.is_measured:
+                return before
+            return UnitBytes(saved, saved - meter.saved_float32[name] // 2, inputs)
+        if before is None:  # low before anything was measured, so there is nothing to compare with
+            return UnitBytes(2 * saved, saved, inputs)
+        plain = before.plain * inputs // before.inputs if before.inputs else before.plain
+        return UnitBytes(plain, saved, inputs, is_measured=True)
+
+    def _send(self) -> None:
+        reading = self._probe.read()
+        known = [self._measured.get(name) for name in self._map.names]
+        units = [(each.plain, each.low, each.inputs, each.is_measured) if each else (-1, -1, -1, 0) for each in known]
+        self._measured = {}
+        self._exchange.start(np.array([reading.used_bytes, reading.limit_bytes, *np.ravel(units)], dtype=np.float64))
+        self._is_pending = True
+
+    def _take(self) -> list[Switch]:
+        self._is_pending = False
+        gathered = self._exchange.take(wait_s=float("inf"))
+        if gathered is None:  # a peer is gone; the training ends soon, or goes on as it is
+            return []
+        # The rank that saves most speaks for all.
+        figures = gathered[:, 2:].max(axis=0).reshape(-1, 4).astype(int).tolist()
+        found = zip(self._map.names, figures, strict=True)
+        undone = self._policy.learn(
+            {
+                name: UnitBytes(plain, low, inputs, bool(is_measured))
+                for name, (plain, low, inputs, is_measured) in found
+                if plain >= 0
+            }
+        )
+        decided = self._policy.decide([MemoryReading(int(used), int(limit)) for used, limit in gathered[:, :2]])
+        return [switch for switch in (undone, decided) if switch is not None]
