@@ -1,0 +1,13 @@
+"""Which errors say that memory has run out."""
+
+import torch
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation of a tensor has failed, on a device or on the host.
+
+    The host's allocator raises a plain `RuntimeError`, so its text decides.
+    """
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
