@@ -20,6 +20,8 @@ from lightning_hpc.memory.default_probe import default_probe
 from lightning_hpc.memory.dry_run import DryRun
 from lightning_hpc.memory.nested import tensors_in
 from lightning_hpc.memory.probe import PressureProbe
+from lightning_hpc.precision.memory_aware import MemoryAwarePrecision
+from lightning_hpc.precision.switch import Switch
 
 # The rest is for what the allocator cannot use, and for batches that are larger than the measured one.
 _SHARE_OF_LIMIT = 0.9
@@ -58,6 +60,7 @@ class ActivationCheckpointing(Callback):
         self._dry_run: DryRun | None = None
         self._probe: PressureProbe | None = None
         self._first_step = 0
+        self._is_outdated = False
         self.plan: CheckpointPlan | None = None
 
     def measure_again(self) -> None:
@@ -85,6 +88,9 @@ class ActivationCheckpointing(Callback):
             )
         if not found.modules:
             return
+        self._is_outdated = False
+        if isinstance(trainer.precision_plugin, MemoryAwarePrecision):
+            trainer.precision_plugin.listen(self._note_switch)
         self._probe = default_probe(trainer.strategy.root_device) if self._budget == "auto" else None
         self._blocks = CheckpointedBlocks(found.modules)
 
@@ -92,6 +98,9 @@ class ActivationCheckpointing(Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
+        if self._is_outdated:
+            self._is_outdated = False
+            self.measure_again()
         # Before the first optimizer step its state is missing from the memory, and times are those of a cold start.
         if self._blocks is None or self.plan is not None or trainer.global_step == self._first_step:
             return
@@ -127,6 +136,10 @@ class ActivationCheckpointing(Callback):
     @override
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._stop()
+
+    def _note_switch(self, switch: Switch) -> None:
+        # It comes in the middle of a batch.
+        self._is_outdated = True
 
     def _budget_bytes(self, dry_run: DryRun) -> int:
         if isinstance(self._budget, int):

@@ -19,8 +19,7 @@ class MemoryMonitor(Callback):
     Key in the trace           Key in the loggers      Meaning
     ========================== ======================= =================================================================
     ``memory_used_bytes``      ``memory/used_bytes``   Most bytes in use since the last record. CUDA: tensors. CPU: the
-                                                       process, without pages of files; those now in use, unless the
-                                                       highest value of the process's life has risen.
+                                                       process, without pages of files.
     ``memory_limit_bytes``     ``memory/limit_bytes``  How many it can have: what it has and what is left to it.
     (used by limit)            ``memory/used_share``   Part of the limit, 0 to 1.
     ``memory_reserved_bytes``  …``/reserved_bytes``    CUDA: held by the caching allocator.
@@ -36,8 +35,8 @@ class MemoryMonitor(Callback):
     ========================== ======================= =================================================================
 
     What a device does not have is null in the trace and missing in the loggers. Nothing waits for the device. On
-    CUDA, reading the peak resets it: `torch.cuda.max_memory_allocated` then counts from the last record; `peak_bytes`
-    is that of the fit.
+    CUDA, reading the peak resets it: `torch.cuda.max_memory_allocated` then counts from the last record, as ``VmHWM``
+    of ``/proc/self/status`` does on the CPU; `peak_bytes` is that of the fit.
 
     There is a record after the first batch, after every ``interval`` batches, and at the end. When a CUDA device runs
     out of memory, there is a last one, and a warning that says what to try.

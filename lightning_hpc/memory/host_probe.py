@@ -1,6 +1,8 @@
 """Reads the memory that a process has on the host, for training on the CPU."""
 
+import os
 from pathlib import Path
+from weakref import WeakSet
 
 from typing_extensions import override
 
@@ -8,6 +10,9 @@ from lightning_hpc.memory.cgroup import CgroupDirectory, find_directories, parse
 from lightning_hpc.memory.probe import PressureProbe
 from lightning_hpc.memory.process_memory import ProcessMemory, parse_available
 from lightning_hpc.memory.reading import MemoryReading
+
+# There is one peak a process. Without knowing of each other, two probes would take each other's peaks away.
+_probes: "WeakSet[HostProbe]" = WeakSet()
 
 
 class HostProbe(PressureProbe):
@@ -17,7 +22,8 @@ class HostProbe(PressureProbe):
     left to it: by the control groups that it is in, by those around them, and by the machine. So other ranks of
     the host and this rank's loader workers make the limit smaller, as other processes on a GPU do.
 
-    The peak is that of the whole life of the process, so a call tells it only if it has risen since the last one.
+    A reading resets the kernel's peak (``VmHWM`` in ``/proc/self/status``), so that the next one tells that of the time
+    between. Where a process may not do that, the peak is that of its whole life, and is told only when it has risen.
 
     Args:
         root: Where ``/proc`` and the mount points of control groups are looked for.
@@ -31,16 +37,40 @@ class HostProbe(PressureProbe):
         groups = parse_cgroups(self._read_or_nothing("/proc/self/cgroup"))
         directories = find_directories(groups, parse_mounts(self._read_or_nothing("/proc/self/mountinfo")))
         self._directories = [each for each in directories if self._path(each.limit_file).exists()]
-        self._peak_bytes = self._read_process().peak_bytes
+        # The highest that other probes have read since this one did; or, without resets, of the whole life.
+        self._peak_bytes = 0
+        _probes.add(self)
+        self._read_peak(self._read_process())
 
     @override
     def read(self) -> MemoryReading:
         """Bytes of this process. Reads five small files or more, which takes about 0.15 ms."""
         process = self._read_process()
-        used = process.used_bytes
-        if process.peak_bytes > self._peak_bytes:
-            used = self._peak_bytes = process.peak_bytes
-        return MemoryReading(used, max(process.used_bytes + self._left(), 1))
+        return MemoryReading(self._read_peak(process), max(process.used_bytes + self._left(), 1))
+
+    def _read_peak(self, process: ProcessMemory) -> int:
+        if self._reset_peak():
+            for probe in _probes:
+                if probe._root == self._root:
+                    probe._peak_bytes = max(probe._peak_bytes, process.peak_bytes)
+            peak, self._peak_bytes = self._peak_bytes, 0
+            return peak
+        if process.peak_bytes <= self._peak_bytes:
+            return process.used_bytes
+        self._peak_bytes = process.peak_bytes
+        return process.peak_bytes
+
+    def _reset_peak(self) -> bool:
+        try:
+            descriptor = os.open(self._path("/proc/self/clear_refs"), os.O_WRONLY)
+        except OSError:
+            return False
+        try:
+            return os.write(descriptor, b"5") == 1
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
 
     def _left(self) -> int:
         available = parse_available(self._read("/proc/meminfo"))

@@ -100,3 +100,25 @@ def test_this_process_is_read_and_grows() -> None:
 def test_a_system_without_proc_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="status"):
         HostProbe(tmp_path)
+
+
+def test_peaks_are_those_between_readings_and_each_probe_has_its_own() -> None:
+    first, second = HostProbe(), HostProbe()
+    before = first.read().used_bytes
+    second.read()
+    block = torch.ones(64 * MB // 4)
+    with_block = first.read().used_bytes
+    del block
+    assert with_block >= before + 60 * MB
+    assert first.read().used_bytes >= with_block - 4 * MB  # the block was there at the beginning of this time
+    assert first.read().used_bytes < with_block - 50 * MB
+    assert second.read().used_bytes >= with_block - 4 * MB  # though the first one has reset the kernel's peak
+
+
+def test_where_the_peak_cannot_be_reset_it_is_that_of_the_whole_life(host: Host) -> None:
+    refused = host.root / "proc/self/clear_refs"
+    refused.mkdir()
+    probe = HostProbe(host.root)
+    host.set_process(resident=150, peak=900)
+    assert probe.read().used_bytes == 900 * MB
+    assert probe.read().used_bytes == 150 * MB
