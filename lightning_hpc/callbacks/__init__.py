@@ -2,6 +2,7 @@
 
 from lightning_hpc.callbacks.activation_checkpointing import ActivationCheckpointing
 from lightning_hpc.callbacks.memory_monitor import MemoryMonitor
+from lightning_hpc.callbacks.out_of_memory_recovery import OutOfMemoryRecovery
 from lightning_hpc.callbacks.performance_report import PerformanceReport
 from lightning_hpc.callbacks.profiler_window import ProfilerWindow
 from lightning_hpc.callbacks.step_trace import StepTrace
@@ -10,6 +11,7 @@ from lightning_hpc.callbacks.straggler_monitor import StragglerMonitor
 __all__ = [
     "ActivationCheckpointing",
     "MemoryMonitor",
+    "OutOfMemoryRecovery",
     "PerformanceReport",
     "ProfilerWindow",
     "StepTrace",

@@ -60,7 +60,7 @@ class ActivationCheckpointing(Callback):
         self._dry_run: DryRun | None = None
         self._probe: PressureProbe | None = None
         self._first_step = 0
-        self._is_outdated = False
+        self._is_outdated = self._keeps_all = False
         self.plan: CheckpointPlan | None = None
 
     def measure_again(self) -> None:
@@ -72,6 +72,25 @@ class ActivationCheckpointing(Callback):
         if self._blocks is not None:
             self._blocks.checkpoint(self._blocks.names)
             self.plan = None
+
+    def checkpoint_all(self) -> bool:
+        """Checkpoints all blocks until the end of the fit, as memory that has run out asks for.
+
+        Returns:
+            Whether that changes anything.
+        """
+        if self._blocks is None or self._keeps_all:
+            return False
+        self._abandon()
+        self._keeps_all = True
+        changes = set(self._blocks.checkpointed) != set(self._blocks.names)
+        self._blocks.checkpoint(self._blocks.names)
+        return changes
+
+    @property
+    def checkpointed(self) -> list[str]:
+        """Names of the blocks that are recomputed now."""
+        return [] if self._blocks is None else self._blocks.checkpointed
 
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -88,7 +107,7 @@ class ActivationCheckpointing(Callback):
             )
         if not found.modules:
             return
-        self._is_outdated = False
+        self._is_outdated = self._keeps_all = False
         if isinstance(trainer.precision_plugin, MemoryAwarePrecision):
             trainer.precision_plugin.listen(self._note_switch)
         self._probe = default_probe(trainer.strategy.root_device) if self._budget == "auto" else None
@@ -98,6 +117,8 @@ class ActivationCheckpointing(Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
+        if self._keeps_all:
+            return
         if self._is_outdated:
             self._is_outdated = False
             self.measure_again()

@@ -1,6 +1,10 @@
-"""Which errors say that memory has run out."""
+"""Errors that say that memory has run out."""
 
 import torch
+
+
+class TrainingOutOfMemoryError(torch.OutOfMemoryError):
+    """A training step does not fit, and nothing is left to try; the text says what would help, and how much."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -29,6 +29,7 @@ from lightning_hpc.precision.switch import Switch
 from lightning_hpc.precision.switch_controller import SwitchController
 from lightning_hpc.precision.switch_policy import SwitchPolicy
 from lightning_hpc.precision.switch_text import advice, describe, describe_measured
+from lightning_hpc.precision.unit_bytes import UnitBytes
 from lightning_hpc.precision.units import find_units
 
 KEEP_FLOAT32 = ("*LayerNorm*", "*RMSNorm*", "*GroupNorm*", "*LocalResponseNorm*", "*Softmax*", "*Softmin*", "*Loss*")
@@ -110,6 +111,29 @@ class MemoryAwarePrecision(Precision):
     def low_modules(self) -> list[str]:
         """Names of the modules in low precision, in the order in which they went there."""
         return [] if self._policy is None else list(self._policy.lowered)
+
+    @property
+    def measured(self) -> dict[str, UnitBytes]:
+        """What each module that may be switched saves for backward, as far as it is measured."""
+        return {} if self._policy is None else dict(self._policy.bytes)
+
+    def lower_one_level(self) -> Switch | None:
+        """Puts further modules in low precision at once, for a step that runs again because memory has run out.
+
+        To be called between the failed attempt and the next one, on a single rank. Gradients that have been
+        accumulated are kept.
+
+        Returns:
+            What was switched; None if nothing is left.
+        """
+        if self._policy is None or self._controller is None:
+            return None
+        switch = self._policy.lower_one_level()
+        if switch is not None:
+            self._controller.apply()
+            self._tell(switch)
+            self._follow_with_scaling(keeps_gradients=True)
+        return switch
 
     def listen(self, listener: Callable[[Switch], None]) -> None:
         """Has ``listener`` called after each switch, on all ranks, up to the end of the fit."""
@@ -252,7 +276,9 @@ class MemoryAwarePrecision(Precision):
             self._is_in_step = True
             for switch in self._controller.begin_step():
                 self._tell(switch)
-            self._follow_with_scaling()
+            assert self._module is not None
+            # With several optimizers, gradients may wait for one that has not stepped.
+            self._follow_with_scaling(keeps_gradients=not self._module.automatic_optimization)
             self._tell_measured()
         return self._controller
 
@@ -267,16 +293,15 @@ class MemoryAwarePrecision(Precision):
         self._exchange = BackgroundGather() if self._module.trainer.world_size > 1 else _Alone()
         return SwitchController(self._map, self._policy, probe, self._exchange, self._interval)
 
-    def _follow_with_scaling(self) -> None:
+    def _follow_with_scaling(self, *, keeps_gradients: bool) -> None:
         is_scaling = self._scaled is not None and bool(self.low_modules)
         if is_scaling == self._is_scaling:
             return
         self._is_scaling = is_scaling
+        if not keeps_gradients:
+            return
         assert self._module is not None
         assert self.scaler is not None
-        if self._module.automatic_optimization:
-            return  # no gradients are left from before
-        # With several optimizers, gradients may wait for one that has not stepped.
         factor = self.scaler.get_scale() if is_scaling else 1 / self.scaler.get_scale()
         for parameter in self._module.parameters():
             if parameter.grad is not None:

@@ -58,7 +58,7 @@ class SwitchController:
         self._probe = probe
         self._exchange = exchange
         self._interval = interval
-        self._until_check = 1
+        self._until_check = 2  # once the first step has been measured
         self._is_pending = False
         self._wants_measurement = not policy.bytes
         self._measured: dict[str, UnitBytes] = {}
@@ -85,7 +85,8 @@ class SwitchController:
         self._map.set_low(self._policy.lowered)
         self._wants_measurement = True
         self._until_check = 1
-        self._probe.read()  # a peak from before the switch says nothing of what comes
+        self._is_pending = False  # what was sent before says nothing of what comes
+        self._probe.read()  # nor does a peak
 
     @contextmanager
     def forward(self) -> Iterator[None]:

@@ -74,7 +74,10 @@ class SwitchPolicy:
     def lower_one_level(self) -> Switch | None:
         """What an allocation that failed asks for: a quarter of what low precision can still save, or all of it."""
         candidates = self._candidates()
-        chosen = self._choose(sum(self._saving(name) for name in candidates) // 4)
+        if self.bytes:
+            chosen = self._choose(sum(self._saving(name) for name in candidates) // 4)
+        else:
+            chosen = candidates[: -(-len(candidates) // 4)]  # nobody knows yet which of them save most
         return self._lower(chosen, "out of memory", None) if chosen else None
 
     def state_dict(self) -> dict[str, Any]:

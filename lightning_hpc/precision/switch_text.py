@@ -18,18 +18,15 @@ def describe(switch: Switch, dtype: torch.dtype, unit_count: int) -> str:
         dtype: The low precision.
         unit_count: Number of all units.
     """
-    cause = {
-        "pressure": _pressure(switch),
-        "calm": f"{_pressure(switch)} for long",
-        "useless": "measured no saving",
-        "out of memory": "out of memory",
-    }[switch.reason]
-    change = "go" if switch.to_low else "come back"
-    effect = f"saves about {_bytes(switch.bytes)} of activations" if switch.to_low else f"takes {_bytes(switch.bytes)}"
-    effect = "and they stay there" if switch.reason == "useless" else f"which {effect}"
+    if switch.to_low:
+        change = f"go to {_NAMES[dtype]}"
+        change += f", which saves about {_bytes(switch.bytes)} of activations" if switch.bytes else ""
+    elif switch.reason == "useless":
+        change = "come back to float32 for good, since that saved nothing"
+    else:
+        change = f"come back to float32, which takes about {_bytes(switch.bytes)} of activations"
     return (
-        f"step {switch.step}, {cause}: {', '.join(switch.units)} {change} to"
-        f" {_NAMES[dtype] if switch.to_low else 'float32'}, {effect}"
+        f"step {switch.step}, {_cause(switch)}: {', '.join(switch.units)} {change}"
         f" ({switch.low_count} of {unit_count} modules are low)"
     )
 
@@ -53,9 +50,9 @@ def advice(high_watermark: float) -> str:
     )
 
 
-def _pressure(switch: Switch) -> str:
-    assert switch.pressure is not None
-    assert switch.limit_bytes is not None
+def _cause(switch: Switch) -> str:
+    if switch.pressure is None or switch.limit_bytes is None:
+        return "measured" if switch.reason == "useless" else switch.reason
     return f"memory at {switch.pressure:.0%} of {_bytes(switch.limit_bytes)}"
 
 
