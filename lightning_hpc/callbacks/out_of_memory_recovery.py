@@ -12,11 +12,11 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
-from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_hpc._compiled import is_compiled
 from lightning_hpc.callbacks.activation_checkpointing import ActivationCheckpointing
+from lightning_hpc.callbacks.idle_hooks import call_all_hooks, skip_idle_hooks
 from lightning_hpc.callbacks.step_trace import StepTrace
 from lightning_hpc.callbacks.training_step_hook import StepMark, TrainingStepHook
 from lightning_hpc.comm.failure_notice import FailureNotice
@@ -84,14 +84,8 @@ class OutOfMemoryRecovery(Callback):
             run: Callable[..., Any] = self._run_or_tell
         else:
             run = self._run_again
+        skip_idle_hooks(self, OutOfMemoryRecovery, used=())
         self._hook = TrainingStepHook(trainer, lambda step, batch: run(trainer, step, batch), self._run_backward)
-
-    @override
-    def on_before_optimizer_step(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
-    ) -> None:
-        if self._snapshot is not None:
-            self._snapshot.guard(optimizer)
 
     @override
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
@@ -170,9 +164,11 @@ class OutOfMemoryRecovery(Callback):
             [*watched, *mark.results],
             self._others,
             self._parameters,
+            trainer.optimizers,
             batch,
             trainer.strategy.root_device,
-            self._generators,
+            is_manual=not module.automatic_optimization,
+            last=self._generators,
         )
         return mark
 
@@ -240,6 +236,7 @@ class OutOfMemoryRecovery(Callback):
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
+            call_all_hooks(self)
         if self._notice is not None:
             self._notice.close()
             self._notice = None

@@ -17,12 +17,11 @@ from typing_extensions import override
 
 import lightning_hpc
 from lightning_hpc.callbacks.clock_offset import measure_clock_offset
+from lightning_hpc.callbacks.idle_hooks import call_all_hooks, skip_idle_hooks
 from lightning_hpc.callbacks.step_recorder import StepRecorder, StepTimes, is_timed_by_marks
 from lightning_hpc.trace.records import header_line
 from lightning_hpc.trace.writer import TraceWriter
 
-# Lightning calls every hook of every callback, at some 2 µs each, but skips an attribute that is not callable.
-_IDLE_HOOKS = ("on_train_batch_start", "on_before_zero_grad", "on_before_optimizer_step")
 # In automatic optimization the strategy's backward is announced.
 _HOOKS_OF_MANUAL_BACKWARD = ("on_before_backward", "on_after_backward")
 
@@ -145,7 +144,8 @@ class StepTrace(Callback):
         writer = TraceWriter(self.path, header)
         console = self._console and trainer.is_global_zero
         self._recorder = StepRecorder(trainer, writer, console, f"[Callback]{self.state_key}.", since_ns)
-        self._skip_hooks(*_IDLE_HOOKS, *(_HOOKS_OF_MANUAL_BACKWARD if pl_module.automatic_optimization else ()))
+        backward_hooks = () if pl_module.automatic_optimization else _HOOKS_OF_MANUAL_BACKWARD
+        skip_idle_hooks(self, StepTrace, used=("on_train_batch_end", *backward_hooks))
 
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -182,14 +182,7 @@ class StepTrace(Callback):
         if self._recorder is not None:
             self._recorder.close()
             self._recorder = None
-            for hook in _IDLE_HOOKS + _HOOKS_OF_MANUAL_BACKWARD:
-                self.__dict__.pop(hook, None)
-
-    def _skip_hooks(self, *hooks: str) -> None:
-        for hook in hooks:
-            # Only a subclass has something to do in them.
-            if getattr(type(self), hook) is getattr(StepTrace, hook):
-                self.__dict__[hook] = None
+            call_all_hooks(self)
 
     def _find_dirpath(self, trainer: pl.Trainer) -> Path:
         # `log_dir` is a collective, so all ranks have to ask for it.

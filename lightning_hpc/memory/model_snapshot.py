@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lightning_hpc.memory.block_state import may_change
 
-_CONTAINERS = frozenset({"_parameters", "_buffers", "_modules"})
+_kinds: dict[type, str | None] = {list: "container", dict: "container"}
 
 
 class ModelSnapshot:
@@ -37,20 +37,20 @@ class ModelSnapshot:
 class _ModuleSnapshot:
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self._buffers = dict(module._buffers)
-        self._attributes = {name: value for name, value in module.__dict__.items() if name not in _CONTAINERS}
-        values = (*self._buffers.values(), *self._attributes.values())
-        self._tensors = [
-            (value, value._version, value.detach().clone()) for value in values if isinstance(value, Tensor)
-        ]
-        self._containers = [(value, type(value)(value)) for value in values if type(value) in (list, dict)]
+        self._attributes = module.__dict__.copy()
+        self._tensors: list[tuple[Tensor, int, Tensor]] = []
+        self._containers: list[tuple[Any, Any]] = []
+        for value in (*module._buffers.values(), *self._attributes.values()):
+            kind = _kind(type(value))
+            if kind == "tensor":
+                self._tensors.append((value, value._version, value.detach().clone()))
+            elif kind == "container":  # among them the dicts of buffers, parameters and modules
+                self._containers.append((value, value.copy()))
 
     def has_changed(self) -> bool:
-        now = {name: value for name, value in self.module.__dict__.items() if name not in _CONTAINERS}
         return (
             any(tensor._version != version for tensor, version, _ in self._tensors)
-            or not _are_same(self._attributes, now)
-            or not _are_same(self._buffers, self.module._buffers)
+            or not _are_same(self._attributes, self.module.__dict__)
             or any(not _are_same_items(container, copy) for container, copy in self._containers)
         )
 
@@ -63,11 +63,16 @@ class _ModuleSnapshot:
             container.extend(copy) if isinstance(container, list) else container.update(copy)
         # Without `__setattr__`, as nothing has been assigned.
         attributes = self.module.__dict__
-        for name in attributes.keys() - self._attributes.keys() - _CONTAINERS:
+        for name in attributes.keys() - self._attributes.keys():
             del attributes[name]
         attributes.update(self._attributes)
-        self.module._buffers.clear()
-        self.module._buffers.update(self._buffers)
+
+
+def _kind(cls: type) -> str | None:
+    """Whether instances are tensors, plain lists or dicts, or neither; remembered, since it is asked so often."""
+    if cls not in _kinds:
+        _kinds[cls] = "tensor" if issubclass(cls, Tensor) else None
+    return _kinds[cls]
 
 
 def _are_same(before: dict[str, Any], now: dict[str, Any]) -> bool:

@@ -5,7 +5,7 @@ from torch.optim import Optimizer
 
 
 class OptimizerGuard:
-    """Notes an optimizer's parameters and state just before it steps.
+    """Notes an optimizer's parameters and state before it steps.
 
     Args:
         optimizer: The optimizer.
@@ -13,15 +13,21 @@ class OptimizerGuard:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self._without_state = [parameter for parameter in parameters if not optimizer.state.get(parameter)]
-        states = (value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor))
-        self._versions = [(tensor, tensor._version) for tensor in (*parameters, *states)]
+        self._tensors: list[Tensor] = []
+        self._without_state: list[Tensor] = []
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self._tensors.append(parameter)
+                if state := optimizer.state.get(parameter):
+                    self._tensors += [value for value in state.values() if isinstance(value, Tensor)]
+                else:
+                    self._without_state.append(parameter)
+        self._versions = [tensor._version for tensor in self._tensors]
 
     @property
     def is_intact(self) -> bool:
         """Whether no parameter and no state that there was has been written to."""
-        return all(tensor._version == version for tensor, version in self._versions)
+        return self._versions == [tensor._version for tensor in self._tensors]
 
     def restore(self) -> None:
         """Drops state that the step has begun to make."""

@@ -1,5 +1,6 @@
 """What ``/proc`` says of a process's memory and of the machine's."""
 
+import re
 from dataclasses import dataclass
 
 
@@ -24,11 +25,10 @@ class ProcessMemory:
         Raises:
             ValueError: If it has no ``VmRSS``.
         """
-        kilobytes = _kilobytes(text)
-        if "VmRSS" not in kilobytes:
+        resident, files = _find(text, "VmRSS"), _find(text, "RssFile") or 0
+        if resident is None:
             raise ValueError("the process's status has no VmRSS")
-        resident, files = kilobytes["VmRSS"], kilobytes.get("RssFile", 0)
-        peak = max(kilobytes.get("VmHWM", 0), resident)
+        peak = max(_find(text, "VmHWM") or 0, resident)
         return cls((resident - files) * 1024, (peak - files) * 1024)
 
 
@@ -38,13 +38,13 @@ def parse_available(text: str) -> int:
     Raises:
         ValueError: If it does not say.
     """
-    kilobytes = _kilobytes(text)
-    if "MemAvailable" not in kilobytes:
+    available = _find(text, "MemAvailable")
+    if available is None:
         raise ValueError("the machine's meminfo has no MemAvailable")
-    return kilobytes["MemAvailable"] * 1024
+    return available * 1024
 
 
-def _kilobytes(text: str) -> dict[str, int]:
-    """The lines of the form ``Name:   123 kB``."""
-    words = (line.split() for line in text.splitlines() if line.endswith(" kB"))
-    return {name.rstrip(":"): int(value) for name, value, _ in words}
+def _find(text: str, name: str) -> int | None:
+    """The kilobytes in a line of the form ``Name:   123 kB``."""
+    found = re.search(rf"^{name}:\s*(\d+) kB$", text, re.MULTILINE)
+    return None if found is None else int(found[1])

@@ -21,8 +21,10 @@ class StepSnapshot:
         watched: Modules whose buffers and attributes the step may change; these are copied.
         others: Modules with buffers that it does not change.
         parameters: All parameters.
+        optimizers: What may step.
         batch: What the step is given.
         device: Where it computes.
+        is_manual: Whether the step may toggle optimizers, which changes what requires a gradient.
         last: `generators` of the snapshot before this one, which may save a slow look.
 
     Attributes:
@@ -35,8 +37,11 @@ class StepSnapshot:
         watched: Iterable[nn.Module],
         others: Sequence[nn.Module],
         parameters: Sequence[nn.Parameter],
+        optimizers: Sequence[Optimizer],
         batch: Any,
         device: torch.device,
+        *,
+        is_manual: bool,
         last: GeneratorStates | None = None,
     ) -> None:
         self.gradients = GradientKeeper(parameters)
@@ -44,15 +49,10 @@ class StepSnapshot:
         self._device = device
         self._device_generator = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
         self._model = ModelSnapshot(watched)
-        self._requires_grad = [(parameter, parameter.requires_grad) for parameter in parameters]
+        self._requires_grad = [(each, each.requires_grad) for each in parameters] if is_manual else []
         buffers = (buffer for module in others for buffer in module.buffers(recurse=False))
         self._unwatched = [(tensor, tensor._version) for tensor in (*buffers, *tensors_in(batch))]
-        self._guards: dict[Optimizer, OptimizerGuard] = {}
-
-    def guard(self, optimizer: Optimizer) -> None:
-        """To be called before an optimizer steps; only the first time counts, since a closure may come again."""
-        if optimizer not in self._guards:
-            self._guards[optimizer] = OptimizerGuard(optimizer)
+        self._guards = [OptimizerGuard(optimizer) for optimizer in optimizers]
 
     def find_changed(self) -> set[nn.Module]:
         """Those of the watched modules that the step has changed."""
@@ -60,7 +60,7 @@ class StepSnapshot:
 
     def why_not(self) -> str | None:
         """What stands against `restore`; None if nothing does."""
-        if not all(guard.is_intact for guard in self._guards.values()):
+        if not all(guard.is_intact for guard in self._guards):
             return "an optimizer had begun to change parameters or its state"
         changed = _find_changed(self._unwatched)
         if changed is not None:
@@ -77,7 +77,7 @@ class StepSnapshot:
         self._model.restore()
         for parameter, requires_grad in self._requires_grad:
             parameter.requires_grad_(requires_grad)  # a toggled optimizer has switched it off elsewhere
-        for guard in self._guards.values():
+        for guard in self._guards:
             guard.restore()
 
 

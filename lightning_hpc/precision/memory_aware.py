@@ -160,7 +160,11 @@ class MemoryAwarePrecision(Precision):
         if self._map is None:
             yield
             return
-        with self._begin_step().forward():
+        controller = self._begin_step()
+        if not controller.wants_measurement:
+            yield
+            return
+        with controller.measured_forward():
             yield
 
     @override

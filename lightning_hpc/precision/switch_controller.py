@@ -43,6 +43,9 @@ class SwitchController:
         probe: This rank's memory.
         exchange: How the ranks agree.
         interval: Steps between checks.
+
+    Attributes:
+        wants_measurement: Whether the coming forward is to be measured.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class SwitchController:
         self._interval = interval
         self._until_check = 2  # once the first step has been measured
         self._is_pending = False
-        self._wants_measurement = not policy.bytes
+        self.wants_measurement = not policy.bytes
         self._measured: dict[str, UnitBytes] = {}
         precision_map.set_low(policy.lowered)
 
@@ -83,20 +86,17 @@ class SwitchController:
     def apply(self) -> None:
         """Has the map follow the policy; the coming step is measured, and checked right after."""
         self._map.set_low(self._policy.lowered)
-        self._wants_measurement = True
+        self.wants_measurement = True
         self._until_check = 1
         self._is_pending = False  # what was sent before says nothing of what comes
         self._probe.read()  # nor does a peak
 
     @contextmanager
-    def forward(self) -> Iterator[None]:
-        """Round a training step's forward, which is measured where that is wanted."""
-        if not self._wants_measurement:
-            yield
-            return
+    def measured_forward(self) -> Iterator[None]:
+        """Round a training step's forward, where `wants_measurement`."""
         with self._map.measured() as meter:
             yield
-        self._wants_measurement = False
+        self.wants_measurement = False
         for name in self._map.names:
             if meter.saved[name]:
                 self._measured[name] = self._compare(name, meter)

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_hpc.memory import HostProbe, MemoryReading
+from lightning_hpc.memory import HostProbe, MemoryReading, host_probe
 
 MB = 2**20
 
@@ -34,6 +34,11 @@ class Host:
         self.write(f"{path}/memory.max", f"{text}\n")
         self.write(f"{path}/memory.current", f"{used * MB}\n")
         self.write(f"{path}/memory.stat", f"anon 1\ninactive_file {cache * MB}\n")
+
+
+@pytest.fixture(autouse=True)
+def limits_are_read_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_probe, "_LIMIT_AGE_S", 0.0)
 
 
 @pytest.fixture
@@ -122,3 +127,16 @@ def test_where_the_peak_cannot_be_reset_it_is_that_of_the_whole_life(host: Host)
     host.set_process(resident=150, peak=900)
     assert probe.read().used_bytes == 900 * MB
     assert probe.read().used_bytes == 150 * MB
+
+
+def test_a_limit_holds_for_a_second(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_probe, "_LIMIT_AGE_S", 1.0)
+    now = 10.0
+    monkeypatch.setattr(host_probe.time, "monotonic", lambda: now)
+    probe = HostProbe(host.root)
+    assert probe.read() == MemoryReading(100 * MB, 4100 * MB)
+    host.write("/proc/meminfo", "MemAvailable: 0 kB\n")
+    now = 10.9
+    assert probe.read().limit_bytes == 4100 * MB
+    now = 11.0
+    assert probe.read().limit_bytes == 100 * MB
