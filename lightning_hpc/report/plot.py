@@ -117,6 +117,15 @@ def stacked_bar(title: str, parts: Iterable[tuple[str, str, float]], total: floa
     return f'<div class="stack" role="img" aria-label="{escape(title)}">{cells}</div>'
 
 
+def strip(title: str, shapes: Iterable[Shape]) -> str:
+    """A low chart without axes, which others of the same scale stand below."""
+    drawn = "".join(shape.draw() for shape in shapes)
+    return (
+        f'<svg class="strip" viewBox="0 0 {_SIZE} {_SIZE}" preserveAspectRatio="none" role="img"'
+        f' aria-label="{escape(title)}">{drawn}</svg>'
+    )
+
+
 def legend(entries: Iterable[tuple[str, str]]) -> str:
     """Names beside samples of their colour: class and name of each."""
     items = "".join(f'<li><i class="{escape(kind)}"></i>{escape(name)}</li>' for kind, name in entries)

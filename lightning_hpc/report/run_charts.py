@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from lightning_hpc.report.axis import Axis
-from lightning_hpc.report.plot import Plot, Shape, area, bar, polyline
-from lightning_hpc.report.run_series import Curve, RunSeries
+from lightning_hpc.report.plot import Plot, Shape, area, bar, polyline, strip
+from lightning_hpc.report.run_series import Curve, Lane, RunSeries
 
 _TIME = "seconds since the start"
 _MIB = 2**20
@@ -58,17 +58,40 @@ def phases_chart(series: RunSeries) -> str:
     """The phases, stacked over time."""
     times = series.phase_times_s
     x = Axis.between(times[0], times[-1])
+    tops = [sum(max(value, 0.0) for value in values) for values in zip(*series.phases_ms.values(), strict=True)]
+    y = Axis.linear(_usual(tops), most=4)
+    shapes = _stacked(x, y, times, series.phases_ms)
+    summary = "; ".join(shape.tip for shape in shapes)
+    return Plot("What a step consists of", "ms, mean of the ranks", _TIME, x, y, shapes, summary).draw()
+
+
+def lane_charts(lanes: Sequence[tuple[str, Lane]]) -> Iterator[str]:
+    """The lane of each rank: its phases stacked over time, all to the same scale."""
+    first = min(lane.times_s[0] for _, lane in lanes)
+    last = max(lane.times_s[-1] for _, lane in lanes)
+    x = Axis.between(first, last)
+    heights = [sum(max(value, 0.0) for value in values) for _, lane in lanes for values in _by_stretch(lane)]
+    y = Axis.linear(sorted(heights)[: -(-len(heights) * 98 // 100)], most=2)  # a first step leaves no room else
+    for name, lane in lanes:
+        mean = sum(sum(values) / len(values) for values in lane.phases_ms.values())
+        yield strip(f"{name}: {mean:.3g} ms a step in the mean", _stacked(x, y, lane.times_s, lane.phases_ms))
+
+
+def _by_stretch(lane: Lane) -> Iterator[tuple[float, ...]]:
+    return zip(*lane.phases_ms.values(), strict=True)
+
+
+def _stacked(x: Axis, y: Axis, times: Sequence[float], phases: Mapping[str, Sequence[float]]) -> list[Shape]:
+    """The phases as areas on top of each other."""
     below = [0.0] * len(times)
     shapes = []
-    for phase, values in series.phases_ms.items():
+    for phase, values in phases.items():
         above = [low + max(value, 0.0) for low, value in zip(below, values, strict=True)]
-        mean = sum(values) / len(values)
-        shapes.append((phase, below, above, f"{phase}: {mean:.3g} ms in the mean"))
+        if any(values):
+            tip = f"{phase}: {sum(values) / len(values):.3g} ms in the mean"
+            shapes.append(Shape(phase, area(x, y, times, below, above), tip))
         below = above
-    y = Axis.linear(_usual(below), most=4)
-    drawn = [Shape(phase, area(x, y, times, low, high), tip) for phase, low, high, tip in shapes]
-    summary = "; ".join(tip for _, _, _, tip in shapes)
-    return Plot("What a step consists of", "ms, mean of the ranks", _TIME, x, y, drawn, summary).draw()
+    return shapes
 
 
 def memory_charts(curves: Mapping[str, Sequence[Curve]]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from lightning_hpc.report.plot import legend, stacked_bar
 from lightning_hpc.report.run_charts import (
     comm_chart,
     histogram_chart,
+    lane_charts,
     memory_charts,
     phases_chart,
     step_chart,
@@ -153,13 +154,12 @@ def _phase_table(report: RunReport) -> str:
 def _ranks(report: RunReport, name: str) -> Iterator[str]:
     if len(report.ranks) < 2:
         return
-    longest = max(sum(max(each, 0.0) for each in rank.phases_ms.values()) for rank in report.ranks) or 1.0
-    yield "<section>\n<h2>Ranks</h2>\n<p class='faint'>Mean step of each rank. Who waits shows it as communication or"
-    yield " as Lightning's time; who is slow shows it in a phase of its own work.</p>\n<div class='card'>"
-    for rank in report.ranks[:_MOST_LANES]:
-        parts = [(phase, f"{_PHASE_NAMES[phase]}: {each:.3g} ms", each) for phase, each in rank.phases_ms.items()]
+    shown = report.ranks[:_MOST_LANES]
+    yield "<section>\n<h2>Ranks</h2>\n<p class='faint'>What the steps of each rank consisted of, over the run, and"
+    yield " their mean. Who waits shows it as communication or as Lightning's time; who is slow shows it in a phase of"
+    yield " its own work.</p>\n<div class='card'>"
+    for rank, lane in zip(shown, lane_charts([(f"Rank {each.rank}", each.lane) for each in shown]), strict=True):
         total = sum(max(each, 0.0) for each in rank.phases_ms.values())
-        lane = stacked_bar(f"Rank {rank.rank}: {total:.3g} ms", parts, longest)
         title = escape(f"rank {rank.rank} on {rank.host}")
         yield f'<div class="lane"><span title="{title}">rank {rank.rank}</span>{lane}<span>{total:.3g} ms</span></div>'
     if len(report.ranks) > _MOST_LANES:

@@ -81,7 +81,7 @@ svg .bar{fill:var(--accent);stroke:none}
 .lane{display:grid;grid-template-columns:minmax(64px,auto) 1fr minmax(72px,auto);gap:10px;align-items:center;
 margin:6px 0;font-size:.85rem;font-variant-numeric:tabular-nums}
 .lane :last-child{text-align:right}
-.lane .stack{height:18px}
+.strip{display:block;width:100%;height:34px;border-radius:5px;background:var(--rule)}
 .scroll{overflow-x:auto}
 table{border-collapse:collapse;font-size:.87rem;font-variant-numeric:tabular-nums;width:100%}
 th,td{padding:6px 10px;border-bottom:1px solid var(--rule);text-align:right;vertical-align:top}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_hpc.report.run_series import Curve, RunSeries, series_of
+from lightning_hpc.report.run_series import Curve, Lane, RunSeries, lane_of, series_of
 from lightning_hpc.trace.diagnosis import diagnose
 from lightning_hpc.trace.finding import Diagnosis
 from lightning_hpc.trace.reader import Trace
@@ -64,12 +64,14 @@ class RankSummary:
         host: Where.
         steps: Its iterations.
         phases_ms: Mean milliseconds of each phase that it has measured.
+        lane: The same over time.
     """
 
     rank: int
     host: str
     steps: int
     phases_ms: dict[str, float]
+    lane: Lane
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ def report_of(traces: Sequence[Trace], metrics: Mapping[str, float] | None = Non
         headline=_headline(last),
         diagnosis=diagnosis,
         time_s=_time_spent(last[0]),
-        ranks=tuple(_summary(trace) for trace in last),
+        ranks=tuple(_summary(trace, len(last)) for trace in last),
         series=series_of(last),
         memory=_memory(last),
         decisions=tuple(record for trace in last for record in trace.decisions),
@@ -227,11 +229,11 @@ def _time_spent(trace: Trace) -> dict[str, float]:
     return spent
 
 
-def _summary(trace: Trace) -> RankSummary:
+def _summary(trace: Trace, ranks: int) -> RankSummary:
     steps = trace.steps
     values = {phase: [step[f"{phase}_ms"] for step in steps] for phase in PHASES}
     means = {phase: statistics.fmean(each) for phase, each in values.items() if None not in each}
-    return RankSummary(_rank(trace), str(trace.header["host"]), len(steps), means)
+    return RankSummary(_rank(trace), str(trace.header["host"]), len(steps), means, lane_of(trace, ranks))
 
 
 def _environment(traces: Sequence[Trace]) -> dict[str, list[str]]:

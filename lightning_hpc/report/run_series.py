@@ -13,6 +13,9 @@ MOST_POINTS = 240
 """Points of a curve; each stands for a stretch of steps, with its lowest and highest value."""
 
 _BINS = 48
+# Of a rank's lane, and of all lanes together: a job of many ranks has coarser ones.
+_MOST_LANE_POINTS = 60
+_MOST_POINTS_OF_LANES = 1500
 
 Values = NDArray[np.float64]
 
@@ -68,6 +71,19 @@ class Histogram:
 
 
 @dataclass(frozen=True)
+class Lane:
+    """The phases of one rank over time.
+
+    Attributes:
+        times_s: Seconds since the start of the attempt, one for each stretch of steps.
+        phases_ms: Mean milliseconds of each phase that the rank has measured, in each stretch.
+    """
+
+    times_s: tuple[float, ...]
+    phases_ms: dict[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True)
 class RunSeries:
     """What is drawn over time.
 
@@ -113,6 +129,23 @@ def series_of(traces: Sequence[Trace]) -> RunSeries:
         phase_times_s=times,
         throughput=_throughput(columns, stretches, times),
         comm_bytes=_optional_curve("bytes", times, [gathered("comm_bytes", point) for point in range(points)]),
+    )
+
+
+def lane_of(trace: Trace, ranks: int) -> Lane:
+    """The lane of a rank that has trained.
+
+    Args:
+        trace: Its trace.
+        ranks: Number of ranks that have one.
+    """
+    columns = _columns(trace)
+    most = max(min(_MOST_LANE_POINTS, _MOST_POINTS_OF_LANES // ranks), 8)
+    stretches = [stretch for stretch in np.array_split(np.arange(len(columns["total"])), most) if len(stretch)]
+    means = {phase: tuple(float(columns[phase][stretch].mean()) for stretch in stretches) for phase in PHASES}
+    return Lane(
+        tuple(float(columns["start"][stretch].mean()) / 1e3 for stretch in stretches),
+        {phase: values for phase, values in means.items() if not np.isnan(values).any()},
     )
 
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from lightning_hpc.report.run_series import MOST_POINTS, Curve, series_of
+from lightning_hpc.report.run_series import MOST_POINTS, Curve, lane_of, series_of
 from lightning_hpc.trace.records import PHASES
 from tests.report.run_traces import make_traces
 
@@ -47,3 +47,15 @@ def test_throughput_is_the_sum_of_the_ranks() -> None:
     curve = series_of(traces).throughput
     assert curve is not None
     np.testing.assert_allclose(np.array(curve.middle, dtype=float), 2 * 8 / 4e-3)
+
+
+@pytest.mark.parametrize(("steps", "ranks", "points"), [(1, 1, 1), (300, 1, 60), (300, 64, 23), (300, 1000, 8)])
+def test_a_lane_is_the_mean_of_each_stretch_and_many_lanes_are_coarser(steps: int, ranks: int, points: int) -> None:
+    (trace,) = make_traces("1 ms", steps=steps)
+    lane = lane_of(trace, ranks)
+    assert len(lane.times_s) == points
+    assert list(lane.times_s) == sorted(lane.times_s)
+    for phase in lane.phases_ms:
+        recorded = [step[f"{phase}_ms"] for step in trace.steps]
+        stretches = [part.mean() for part in np.array_split(np.array(recorded), points)]
+        assert np.allclose(lane.phases_ms[phase], stretches)
