@@ -67,6 +67,7 @@ class BatchStream:
         self._generation = 0  # counts epochs
         self._deaths: Counter[int] = Counter()
         self._deaths_without_reply = 0
+        self._is_closed = False
         self.waited_s = 0.0
 
     @property
@@ -102,7 +103,7 @@ class BatchStream:
         Returns:
             What gives the next batch of this epoch. It raises StopIteration if the epoch is over, what a worker has
             raised, and RuntimeError if a batch takes longer than the time-out, if its samples end every worker that
-            reads them, or if another epoch has begun.
+            reads them, if another epoch has begun, or after `close`.
         """
         self._give_up(self._agenda.begin(plan))
         self._generation += 1
@@ -116,9 +117,12 @@ class BatchStream:
 
     def close(self, join_s: float | None = None) -> None:
         """Ends the workers, and those at a sample after some seconds. Batches that somebody holds stay as they are."""
+        self._is_closed = True
         self._pool.close(join_s)
 
     def _next_batch(self, generation: int) -> Any:
+        if self._is_closed:
+            raise RuntimeError("this iterator has ended, since its loader was closed; begin a new one")
         if generation != self._generation:
             raise RuntimeError(
                 "this iterator has ended, since a new one of the same loader was begun; for several at once, make the"

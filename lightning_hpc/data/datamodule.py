@@ -22,7 +22,6 @@ from lightning_hpc.data.placed_operators import require_transforms
 from lightning_hpc.data.resumption import Resumption, watch
 from lightning_hpc.data.sampler_choice import SamplerChoice
 from lightning_hpc.data.sampling import EvenBatchSampler
-from lightning_hpc.data.shards import TarShardDataset
 from lightning_hpc.data.transfer import copying_device
 
 _STAGES = ("train", "val", "test", "predict")
@@ -247,11 +246,6 @@ class SharedMemoryDataModule(pl.LightningDataModule):
         return None if self._operators is None else self._operators.bind(training=is_training)
 
     def _make(self, dataset: Any, **kwargs: Any) -> SharedMemoryLoader[Any]:
-        if isinstance(dataset, TarShardDataset) and dataset.batch_size != self._batch_size:
-            raise ValueError(
-                f"SharedMemoryDataModule has batch_size={self._batch_size}, and the TarShardDataset that it is to read"
-                f" has {dataset.batch_size}; give both the same"
-            )
         kwargs.update(collate_fn=self._collate_fn, pin_memory=self._pin_memory)
         return self._loader(dataset, self._num_workers, self._prefetch_factor, **kwargs)
 
@@ -288,6 +282,7 @@ class SharedMemoryDataModule(pl.LightningDataModule):
         kwargs: dict[str, Any] = {}
         if num_workers == "auto" and loader.num_workers:
             num_workers = loader.num_workers
+        if num_workers:
             kwargs["multiprocessing_context"] = loader.multiprocessing_context
         names = ("collate_fn", "timeout", "worker_init_fn", "generator", "in_order", "pin_memory")
         kwargs.update({name: getattr(loader, name) for name in names})

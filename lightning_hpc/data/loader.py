@@ -40,6 +40,7 @@ from lightning_hpc.data.position import (
     told_epoch,
 )
 from lightning_hpc.data.seeding import mix
+from lightning_hpc.data.shards import require_batch_size
 from lightning_hpc.data.worker import WorkerSettings
 
 T = TypeVar("T", covariant=True)
@@ -116,6 +117,7 @@ class SharedMemoryLoader(DataLoader[T]):
         self._automatic: AutomaticWorkers | None = None
         require_workers(num_workers, prefetch_factor)
         require_transforms(operators, device_transform)
+        require_batch_size(dataset, batch_size)
         has_device = torch.device(device or "cpu").type == "cuda"
         self._placed: PlacedOperators | None = None
         if operators is not None:

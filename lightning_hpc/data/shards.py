@@ -245,3 +245,16 @@ def _load_index(paths: Sequence[str], file: str | Path | None) -> ShardIndex:
         index = ShardIndex.scan(paths)
         index.save(file)
     return index
+
+
+def require_batch_size(dataset: object, batch_size: int | None) -> None:
+    """Refuses a loader whose batches are others than those that a `TarShardDataset` counts.
+
+    Raises:
+        ValueError: If it has another batch size.
+    """
+    if isinstance(dataset, TarShardDataset) and batch_size is not None and dataset.batch_size != batch_size:
+        raise ValueError(
+            f"the loader has batch_size={batch_size}, and the TarShardDataset that it is to read has"
+            f" {dataset.batch_size}; give both the same"
+        )

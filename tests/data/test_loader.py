@@ -303,3 +303,14 @@ def test_a_number_of_workers_that_is_set_holds_from_the_next_iteration() -> None
         assert len(loader._stream.pids if loader._stream is not None else []) == number
     with pytest.raises(ValueError, match="num_workers='auto' must be an integer of at least 0"):
         loader.num_workers = "auto"  # type: ignore[assignment]
+
+
+def test_an_iterator_whose_loader_was_closed_says_so() -> None:
+    loader = SharedMemoryLoader(Numbers(20), batch_size=2, num_workers=1)
+    batches = iter(loader)
+    next(batches)
+    loader.close()
+    with pytest.raises(RuntimeError, match="its loader was closed; begin a new one"):
+        next(batches)
+    assert len(list(loader)) == 10
+    loader.close()
