@@ -5,6 +5,7 @@ import platform
 import socket
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import lightning_hpc
 from lightning_hpc.callbacks.clock_offset import measure_clock_offset
 from lightning_hpc.callbacks.idle_hooks import call_all_hooks, skip_idle_hooks
 from lightning_hpc.callbacks.step_recorder import StepRecorder, StepTimes, is_timed_by_marks
+from lightning_hpc.precision.memory_aware import MemoryAwarePrecision
 from lightning_hpc.trace.records import header_line
 from lightning_hpc.trace.writer import TraceWriter
 
@@ -145,6 +147,8 @@ class StepTrace(Callback):
         console = self._console and trainer.is_global_zero
         self._recorder = StepRecorder(trainer, writer, console, f"[Callback]{self.state_key}.", since_ns)
         backward_hooks = () if pl_module.automatic_optimization else _HOOKS_OF_MANUAL_BACKWARD
+        if isinstance(trainer.precision_plugin, MemoryAwarePrecision):
+            trainer.precision_plugin.listen(lambda switch: self.write_event("precision_switch", asdict(switch)))
         skip_idle_hooks(self, StepTrace, used=("on_train_batch_end", *backward_hooks))
 
     @override

@@ -80,7 +80,7 @@ class MemoryAwarePrecision(Precision):
         keep_float32: Sequence[str] = KEEP_FLOAT32,
         check_every_n_steps: int = 10,
     ) -> None:
-        _require_settings(dtype, high_watermark, low_watermark, check_every_n_steps)
+        _require_settings(dtype, high_watermark, low_watermark, budget_bytes, check_every_n_steps)
         self._dtype = _DTYPES[dtype]
         self._marks = (high_watermark, low_watermark)
         self._budget_bytes = budget_bytes
@@ -354,10 +354,12 @@ def _find(module: pl.LightningModule, wanted: list[str] | None) -> Blocks:
     return find_units(module, wanted)
 
 
-def _require_settings(dtype: object, high: float, low: float, interval: int) -> None:
+def _require_settings(dtype: object, high: float, low: float, budget: int | None, interval: int) -> None:
     if dtype not in _DTYPES:
         raise ValueError(f"dtype={dtype!r} is none of {', '.join(map(repr, _DTYPES))}")
     if not 0 < low < high:
         raise ValueError(f"low_watermark={low} and high_watermark={high} must be positive, the low one below the high")
+    if budget is not None and budget <= 0:
+        raise ValueError(f"budget_bytes={budget} leaves no memory at all; give 1 or more, or None for the device's")
     if interval < 1:
         raise ValueError(f"check_every_n_steps={interval} is no number of steps; give 1 or more")

@@ -38,7 +38,7 @@ class UnitForward(ReplacedForward):
     @override
     def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         forward = self._own_forward(module)
-        if self.meter is not None and torch.is_grad_enabled():
+        if self.meter is not None and torch.is_grad_enabled() and not _is_in_backward():
             with self.meter.unit(self._name, tensors_in((args, kwargs))):
                 return self._run(forward, args, kwargs)
         return self._run(forward, args, kwargs)
@@ -84,6 +84,11 @@ class Float32Forward(ReplacedForward):
         args, kwargs = _convert((args, kwargs), self._dtype, torch.float32)
         with torch.autocast(self._device_type, enabled=False):
             return forward(*args, **kwargs)
+
+
+def _is_in_backward() -> bool:
+    # Private, but nothing else tells a recomputation from a forward: it would count twice.
+    return torch._C._current_graph_task_id() != -1
 
 
 def _convert(value: Any, source: torch.dtype, target: torch.dtype) -> Any:
