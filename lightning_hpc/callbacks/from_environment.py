@@ -1,11 +1,13 @@
 """Tracing that is switched on from outside: ``LIGHTNING_HPC_TRACE=1 python train.py``, without a change of the script.
 
 ==========================  ============================================================================================
-``LIGHTNING_HPC_TRACE``     Adds a `StepTrace`. ``1`` means its default directory, any other value is a directory.
+``LIGHTNING_HPC_TRACE``     Adds a `StepTrace`. ``1`` (or ``true``, ``yes``, ``on``) means its default directory, any
+                            other value is a directory.
 ``LIGHTNING_HPC_REPORT``    Adds a `PerformanceReport` in the same way, and the `StepTrace` that it reads.
 ==========================  ============================================================================================
 
-A variable that is empty or ``0`` adds nothing. What the Trainer or the model has already is not added again.
+A variable that is empty or ``0`` (or ``false``, ``no``, ``off``) adds nothing. What the Trainer or the model has
+already is not added again.
 """
 
 from collections.abc import Mapping
@@ -17,8 +19,8 @@ from typing_extensions import override
 
 from lightning_hpc.callbacks.step_trace import StepTrace
 
-_OFF = ("", "0")
-_DEFAULT_DIRECTORY = "1"
+_OFF = ("", "0", "false", "no", "off")
+_DEFAULT_DIRECTORY = ("1", "true", "yes", "on")
 
 
 def callbacks_from_environment(environment: Mapping[str, str]) -> list[Callback]:
@@ -29,9 +31,9 @@ def callbacks_from_environment(environment: Mapping[str, str]) -> list[Callback]
     """
     trace, report = (environment.get(name, "") for name in ("LIGHTNING_HPC_TRACE", "LIGHTNING_HPC_REPORT"))
     callbacks: list[Callback] = []
-    if trace not in _OFF or report not in _OFF:
+    if trace.lower() not in _OFF or report.lower() not in _OFF:
         callbacks.append(_UnlessPresent(StepTrace, _dirpath(trace)))
-    if report not in _OFF:
+    if report.lower() not in _OFF:
         from lightning_hpc.callbacks.performance_report import PerformanceReport
 
         callbacks.append(_UnlessPresent(PerformanceReport, _dirpath(report)))
@@ -39,7 +41,7 @@ def callbacks_from_environment(environment: Mapping[str, str]) -> list[Callback]
 
 
 def _dirpath(value: str) -> str | None:
-    return None if value in (*_OFF, _DEFAULT_DIRECTORY) else value
+    return None if value.lower() in (*_OFF, *_DEFAULT_DIRECTORY) else value
 
 
 class _UnlessPresent(Callback):

@@ -86,8 +86,8 @@ class PerformanceReport(Callback):
         traces = _read(attempt)
         if not any(trace.steps for trace in traces):
             return
-        _, self.path = write_report(traces, self._dirpath or attempt, attempt, self._metrics)
-        rank_zero_info(f"PerformanceReport: {self.path}")
+        report, self.path = write_report(traces, self._dirpath or attempt, attempt, self._metrics)
+        rank_zero_info(f"PerformanceReport: {report.diagnosis.headline}\nPerformanceReport: {self.path}")
 
 
 def _read(attempt: Path) -> list[Trace]:

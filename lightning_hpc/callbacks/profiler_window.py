@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities import rank_zero_warn
 from torch.profiler import ProfilerActivity, profile
 from typing_extensions import override
 
@@ -148,6 +149,9 @@ class ProfilerWindow(Callback):
 
     @override
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        missed = [step for step in self._to_come if step > trainer.global_step]
+        if missed:
+            rank_zero_warn(f"ProfilerWindow: the fit ended with step {trainer.global_step}, before steps={missed}")
         self._close(trainer)
 
     @override

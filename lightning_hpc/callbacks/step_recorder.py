@@ -18,6 +18,7 @@ from lightning_hpc.callbacks.phase_profiler import PhaseProfiler
 from lightning_hpc.trace.interval_means import IntervalMeans
 from lightning_hpc.trace.marked_timeline import MarkedTimeline
 from lightning_hpc.trace.records import decision_line, event_line, memory_line, span_line, step_line
+from lightning_hpc.trace.step_table import WRITING
 from lightning_hpc.trace.timeline import Phase, Span, Timeline
 from lightning_hpc.trace.writer import TraceWriter
 
@@ -26,7 +27,6 @@ StepTimes = tuple[float | None, ...]
 (communication is None where unknown), in total, then the indices of epoch and batch. What is written to checkpoints
 and loggers within the iteration counts as ``schedule`` here."""
 
-_WRITING = ("checkpoint", "logging")
 _BACKWARD = int(Phase.BACKWARD)
 # Lines are formatted and written so often, since a few at once cost a third of what each costs between two steps.
 _FLUSH_NS = 50_000_000
@@ -225,7 +225,7 @@ class StepRecorder:
         )
 
     def _record_span(self, span: Span) -> None:
-        if span.name in _WRITING and span.parent is None:
+        if span.name in WRITING and span.parent is None:
             self._writing_ns += span.duration_ns
         self._write(span_line(span, self._rank))
 

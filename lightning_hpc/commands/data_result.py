@@ -167,7 +167,7 @@ def _comparison(results: Sequence[DataResult], step_seconds: float) -> str:
     for relation, group in groupby(results, lambda result: result.relation):
         members = list(group)
         if relation == "same":
-            phrases.append(f"equally fast with {_counts(members)}{_reason(members[-1], step_seconds)}")
+            phrases.append(f"as fast as {PEER} with {_counts(members)}{_reason(members[-1], step_seconds)}")
         elif relation == "unclear":
             phrases.append(f"no clear difference with {_counts(members)} (--rounds and --seconds measure longer)")
         else:

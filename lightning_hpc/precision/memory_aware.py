@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import GradClipAlgorithmType, rank_zero_info, r
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import Module
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 from typing_extensions import override
 
 from lightning_hpc._compiled import is_compiled
@@ -63,7 +63,8 @@ class MemoryAwarePrecision(Precision):
         scaler: The gradient scaler with ``"fp16"``.
 
     Raises:
-        ValueError: If an argument is not one of these; at the start, if ``modules`` does not fit the model.
+        ValueError: If an argument is not one of these; at the start, if ``modules`` does not fit the model, or the
+            strategy or LBFGS does not go with it.
     """
 
     # What the parameters are, and what is computed without pressure.
@@ -81,6 +82,7 @@ class MemoryAwarePrecision(Precision):
         check_every_n_steps: int = 10,
     ) -> None:
         _require_settings(dtype, high_watermark, low_watermark, budget_bytes, check_every_n_steps)
+        _require_lists(modules=modules, keep_float32=keep_float32)
         self._dtype = _DTYPES[dtype]
         self._marks = (high_watermark, low_watermark)
         self._budget_bytes = budget_bytes
@@ -95,6 +97,7 @@ class MemoryAwarePrecision(Precision):
         self._map: PrecisionMap | None = None
         self._exchange: BackgroundGather | _Alone | None = None
         self._controller: SwitchController | None = None
+        self._controller_state: dict[str, Any] | None = None  # before and after it is there
         self._listeners: list[Callable[[Switch], None]] = []
         self._is_in_step = False
         self._is_scaling = False
@@ -200,7 +203,10 @@ class MemoryAwarePrecision(Precision):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {} if self._policy is None else self._policy.state_dict()
+        if self._policy is None:
+            return {}
+        controller = self._controller_state if self._controller is None else self._controller.state_dict()
+        return {**self._policy.state_dict(), "controller": controller}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -208,6 +214,7 @@ class MemoryAwarePrecision(Precision):
             return
         try:
             self._policy.load_state_dict(state_dict)
+            self._controller_state = state_dict["controller"]
         except ValueError as error:
             rank_zero_warn(
                 f"MemoryAwarePrecision starts anew in float32, since the checkpoint is of another model: {error}"
@@ -240,12 +247,16 @@ class MemoryAwarePrecision(Precision):
                 f"MemoryAwarePrecision works with one device, ddp and hpc, not with {type(trainer.strategy).__name__};"
                 ' use precision="bf16-mixed" there'
             )
+        if self._dtype is torch.float16 and any(isinstance(optimizer, LBFGS) for optimizer in trainer.optimizers):
+            raise ValueError('dtype="fp16" scales the loss, which does not go with LBFGS; use dtype="bf16"')
         device_type = trainer.strategy.root_device.type
         units = _find(module, self._wanted)
         self._map = PrecisionMap(units.modules, device_type, self._dtype, self._keep_float32)
         self._warn_of_units(units)
         self._policy = SwitchPolicy(self._map.names, *self._marks, _PATIENCE)
         self._scaled = MixedPrecision("16-mixed", device_type) if self._dtype is torch.float16 else None
+        self._foreign_scaler = {}
+        self._controller_state = None
         self.switches = []
         self._has_advised = False
 
@@ -263,6 +274,8 @@ class MemoryAwarePrecision(Precision):
             )
 
     def _stop(self) -> None:
+        if self._controller is not None:
+            self._controller_state = self._controller.state_dict(wait_s=0.0)
         if self._map is not None:
             self._map.remove()
         if isinstance(self._exchange, BackgroundGather):
@@ -295,7 +308,10 @@ class MemoryAwarePrecision(Precision):
         if self._budget_bytes is not None:
             probe = BudgetProbe(probe, self._budget_bytes)
         self._exchange = BackgroundGather() if self._module.trainer.world_size > 1 else _Alone()
-        return SwitchController(self._map, self._policy, probe, self._exchange, self._interval)
+        controller = SwitchController(self._map, self._policy, probe, self._exchange, self._interval)
+        if self._controller_state is not None:
+            controller.load_state_dict(self._controller_state)
+        return controller
 
     def _follow_with_scaling(self, *, keeps_gradients: bool) -> None:
         is_scaling = self._scaled is not None and bool(self.low_modules)
@@ -363,3 +379,9 @@ def _require_settings(dtype: object, high: float, low: float, budget: int | None
         raise ValueError(f"budget_bytes={budget} leaves no memory at all; give 1 or more, or None for the device's")
     if interval < 1:
         raise ValueError(f"check_every_n_steps={interval} is no number of steps; give 1 or more")
+
+
+def _require_lists(**names: object) -> None:
+    for argument, value in names.items():
+        if isinstance(value, str):  # each letter would be a name, and a star fits everything
+            raise ValueError(f"{argument}={value!r} is one string; give a list, as in {argument}=[{value!r}]")

@@ -1,8 +1,9 @@
 """`SwitchController`: reads, measures, agrees and switches, once at the beginning of each optimizer step."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol
+from dataclasses import astuple
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +64,7 @@ class SwitchController:
         self._interval = interval
         self._until_check = 2  # once the first step has been measured
         self._is_pending = False
+        self._gathered: NDArray[np.float64] | None = None  # has come, and waits for the next step
         self.wants_measurement = not policy.bytes
         self._measured: dict[str, UnitBytes] = {}
         precision_map.set_low(policy.lowered)
@@ -73,7 +75,8 @@ class SwitchController:
         Returns:
             What was switched, on all ranks the same.
         """
-        switches = self._take() if self._is_pending else []
+        self._receive()
+        switches = self._take()
         if switches:
             self.apply()
             return switches
@@ -89,6 +92,7 @@ class SwitchController:
         self.wants_measurement = True
         self._until_check = 1
         self._is_pending = False  # what was sent before says nothing of what comes
+        self._gathered = None
         self._probe.read()  # nor does a peak
 
     @contextmanager
@@ -98,10 +102,33 @@ class SwitchController:
             yield
         self.wants_measurement = False
         for name in self._map.names:
-            if meter.saved[name]:
-                self._measured[name] = self._compare(name, meter)
+            if meter.saved[name] and (found := self._compare(name, meter)) is not None:
+                self._measured[name] = found
 
-    def _compare(self, name: str, meter: UnitMeter) -> UnitBytes:
+    def state_dict(self, wait_s: float = float("inf")) -> dict[str, Any]:
+        """What is between two steps, in plain types.
+
+        Args:
+            wait_s: Most seconds to wait for readings of other ranks that are on their way.
+        """
+        self._receive(wait_s)
+        return {
+            "until_check": self._until_check,
+            "wants_measurement": self.wants_measurement,
+            "measured": {name: astuple(each) for name, each in self._measured.items()},
+            "gathered": None if self._gathered is None else self._gathered.tolist(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from there."""
+        self._until_check = state["until_check"]
+        self.wants_measurement = state["wants_measurement"]
+        self._measured = {name: UnitBytes(*values) for name, values in state["measured"].items()}
+        gathered = state["gathered"]
+        if gathered is not None and len(gathered[0]) == 2 + 4 * len(self._map.names):  # not of a model with other units
+            self._gathered = np.array(gathered)
+
+    def _compare(self, name: str, meter: UnitMeter) -> UnitBytes | None:
         saved, inputs = meter.saved[name], meter.inputs[name]
         before = self._policy.bytes.get(name)
         if name not in self._policy.lowered:
@@ -111,20 +138,28 @@ class SwitchController:
         if before is None:  # low before anything was measured, so there is nothing to compare with
             return UnitBytes(2 * saved, saved, inputs)
         plain = before.plain * inputs // before.inputs if before.inputs else before.plain
-        return UnitBytes(plain, saved, inputs, is_measured=True)
+        found = UnitBytes(plain, saved, inputs, is_measured=True)
+        # What attention saves grows with the square of the length, say: only equal batches can tell that it is useless.
+        return None if found.is_useless and inputs != before.inputs else found
 
     def _send(self) -> None:
         reading = self._probe.read()
         known = [self._measured.get(name) for name in self._map.names]
         units = [(each.plain, each.low, each.inputs, each.is_measured) if each else (-1, -1, -1, 0) for each in known]
         self._measured = {}
+        known_low = (self._policy.bytes.get(name) for name in self._policy.lowered)
+        self.wants_measurement |= any(each is not None and not each.is_measured for each in known_low)
         self._exchange.start(np.array([reading.used_bytes, reading.limit_bytes, *np.ravel(units)], dtype=np.float64))
         self._is_pending = True
 
+    def _receive(self, wait_s: float = float("inf")) -> None:
+        if self._is_pending:
+            self._gathered = self._exchange.take(wait_s)
+            self._is_pending = False
+
     def _take(self) -> list[Switch]:
-        self._is_pending = False
-        gathered = self._exchange.take(wait_s=float("inf"))
-        if gathered is None:  # a peer is gone; the training ends soon, or goes on as it is
+        gathered, self._gathered = self._gathered, None
+        if gathered is None:  # none was sent; or a peer is gone: the training ends soon, or goes on as it is
             return []
         # The rank that saves most speaks for all.
         figures = gathered[:, 2:].max(axis=0).reshape(-1, 4).astype(int).tolist()

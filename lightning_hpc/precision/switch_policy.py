@@ -7,9 +7,6 @@ from lightning_hpc.memory.reading import MemoryReading
 from lightning_hpc.precision.switch import Switch
 from lightning_hpc.precision.unit_bytes import UnitBytes
 
-# A saving below this part of what a unit saves for backward is not worth a rounding error.
-_LEAST_SAVING = 0.01
-
 
 class SwitchPolicy:
     """Decides from readings that all ranks have agreed on, and from nothing else, so all ranks decide the same.
@@ -85,7 +82,7 @@ class SwitchPolicy:
         return {
             "lowered": list(self.lowered),
             "useless": list(self.useless),
-            "bytes": {name: [each.plain, each.low, each.is_measured] for name, each in self.bytes.items()},
+            "bytes": {name: [each.plain, each.low, each.inputs, each.is_measured] for name, each in self.bytes.items()},
             "patience": self._patience,
             "calm": [self._calm_checks, self._calm_used],
             "came_back": self._came_back,
@@ -130,7 +127,7 @@ class SwitchPolicy:
 
     def _is_useless(self, name: str) -> bool:
         unit = self.bytes.get(name)
-        return unit is not None and unit.is_measured and unit.saving < _LEAST_SAVING * unit.plain
+        return unit is not None and unit.is_measured and unit.is_useless
 
     def _return_last(self, worst: MemoryReading) -> Switch | None:
         name = self.lowered[-1]

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+# A saving below this part of what a unit saves for backward is not worth a rounding error.
+_LEAST_SAVING = 0.01
+
 
 @dataclass(frozen=True)
 class UnitBytes:
@@ -23,3 +26,8 @@ class UnitBytes:
     def saving(self) -> int:
         """Bytes that low precision saves."""
         return self.plain - self.low
+
+    @property
+    def is_useless(self) -> bool:
+        """Whether that is next to nothing."""
+        return self.saving < _LEAST_SAVING * self.plain

@@ -14,6 +14,8 @@ SCHEMA = "lightning_hpc.comparison/1"
 COLUMNS = ("", "base", "new", "change", "interval", "of the step", "verdict")
 
 _INFORMATION = "for information"
+# Of the time that the steps of a run take.
+_GROWN_SPAN = 0.1
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,11 @@ class ComparisonReport:
     @property
     def headline(self) -> str:
         """The verdict in one sentence."""
+        verdict = self._verdict()
+        grown = self._grown_spans()
+        return f"{verdict}; not judged, but grown: {', '.join(grown)}" if grown else verdict
+
+    def _verdict(self) -> str:
         total, phases = self.comparison.total, self.comparison.regressed_phases
         if total.verdict is Verdict.SHORT:
             return f"{Verdict.SHORT.value}: no run on one side is long enough"
@@ -121,6 +128,19 @@ class ComparisonReport:
             "warnings": self.warnings,
         }
         return json.dumps(content, indent=2) + "\n"
+
+    def _grown_spans(self) -> list[str]:
+        """Spans outside steps, such as checkpoints, that have grown by much of a run's time."""
+        if not self.base.runs or not self.new.runs:
+            return []
+        names = dict.fromkeys(name for side in (self.base, self.new) for run in side.runs for name in run.spans_ms)
+        run_ms = statistics.median(1e3 * run.steps / run.steps_per_second for run in self.base.runs)
+        spans = [(name, _span(self.base.runs, name), _span(self.new.runs, name)) for name in names]
+        return [
+            f"{name} ({before:.4g} to {after:.4g} ms a run)"
+            for name, before, after in spans
+            if after - before > _GROWN_SPAN * run_ms
+        ]
 
     def _information(self) -> Iterator[Sequence[str]]:
         if not self.base.runs or not self.new.runs:

@@ -13,7 +13,7 @@ _MEMORY_TITLES = {
     "memory_used_bytes": ("Memory in use", "MiB", 1 / _MIB),
     "memory_reserved_bytes": ("Reserved by the allocator", "MiB", 1 / _MIB),
     "gpu_used_bytes": ("In use on the GPU, all processes", "MiB", 1 / _MIB),
-    "gpu_utilization": ("GPU utilisation", "%", 100.0),
+    "gpu_utilization": ("GPU utilization", "%", 100.0),
     "memory_hit_rate": ("Allocations served by the cache", "%", 100.0),
     "memory_fragmentation": ("Fragmentation", "% of what is reserved", 100.0),
 }

@@ -1,5 +1,6 @@
 """A run's report as one page of HTML that needs no other file, no network and no script."""
 
+import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
@@ -82,7 +83,11 @@ def _verdict(diagnosis: Diagnosis) -> str:
     first = diagnosis.findings[0]
     if first.rank is not None:
         return f"Rank {first.rank} is slow ({first.dimension}), which costs {first.share:.0%} of the time."
-    subjects = {"data": "Waiting for data", "communication": "Waiting for the network"}
+    subjects = {
+        "data": "Waiting for data",
+        "communication": "Waiting for the network",
+        "framework": "Lightning, with callbacks, checkpoints and logs,",
+    }
     who = subjects.get(first.dimension, first.dimension.capitalize())
     return f"{who} takes {first.share:.0%} of the time." if first.share else f"{who} is at risk."
 
@@ -93,9 +98,14 @@ def _finding(finding: Finding) -> str:
         f'<div class="finding"><h3>{escape(title.capitalize())} · {finding.share:.0%} of the time'
         f' <span class="faint">confidence {finding.confidence:.2f}</span></h3>\n'
         f'<div class="meter"><i style="width:{100 * finding.share:.1f}%"></i></div>\n'
-        f"<p>{escape(_sentence(finding.evidence))}</p>\n"
-        f'<p class="try"><b>Try first:</b> {escape(finding.first_try)}.</p></div>\n'
+        f"<p>{_marked(_sentence(finding.evidence))}</p>\n"
+        f'<p class="try"><b>Try first:</b> {_marked(finding.first_try)}.</p></div>\n'
     )
+
+
+def _marked(text: str) -> str:
+    """Text with what stands in backticks as code."""
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(text))
 
 
 def _sentence(text: str) -> str:
@@ -105,11 +115,11 @@ def _sentence(text: str) -> str:
 def _tiles(report: RunReport, name: str) -> Iterator[str]:
     head = report.headline
     tiles = [
-        ("Step time", f"{head.step_ms:.3g} ms", f"P95 {head.step_p95_ms:.3g} · P99 {head.step_p99_ms:.3g} ms"),
-        ("Throughput", _or_unknown(head.samples_per_second, "{:,.3g}"), "samples/s, all ranks"),
-        ("Peak memory", _bytes(head.peak_memory_bytes), _of_limit(head.peak_memory_share)),
-        ("GPU utilisation", _or_unknown(head.gpu_utilization, "{:.0%}"), "mean, as NVML says"),
-        ("Exposed communication", _or_unknown(head.comm_share, "{:.1%}"), "of the steps' time"),
+        ("Step time", f"{_rounded(head.step_ms)} ms", f"median; P95 {_rounded(head.step_p95_ms)} ms"),
+        ("Throughput", *_or_unknown(head.samples_per_second, "{}", "samples/s within steps, all ranks")),
+        ("Peak memory", *_peak(head.peak_memory_bytes, head.peak_memory_share)),
+        ("GPU utilization", *_or_unknown(head.gpu_utilization, "{:.0%}", "mean, as NVML says")),
+        ("Exposed communication", *_or_unknown(head.comm_share, "{:.1%}", "of the steps' time")),
         ("End to end", _duration(head.wall_seconds), f"{head.steps:,} steps, {head.optimizer_steps:,} updates"),
         *((metric, f"{value:.4g}", "last value") for metric, value in list(report.metrics.items())[:8]),
     ]
@@ -156,8 +166,8 @@ def _ranks(report: RunReport, name: str) -> Iterator[str]:
         return
     shown = report.ranks[:_MOST_LANES]
     yield "<section>\n<h2>Ranks</h2>\n<p class='faint'>What the steps of each rank consisted of, over the run, and"
-    yield " their mean. Who waits shows it as communication or as Lightning's time; who is slow shows it in a phase of"
-    yield " its own work.</p>\n<div class='card'>"
+    yield " their mean. Who waits shows it as communication (in backward, where that is not measured) or as Lightning's"
+    yield " time; who is slow shows it in a phase of its own work.</p>\n<div class='card'>"
     for rank, lane in zip(shown, lane_charts([(f"Rank {each.rank}", each.lane) for each in shown]), strict=True):
         total = sum(max(each, 0.0) for each in rank.phases_ms.values())
         title = escape(f"rank {rank.rank} on {rank.host}")
@@ -176,7 +186,7 @@ def _flow(report: RunReport, name: str) -> Iterator[str]:
 
 def _memory(report: RunReport, name: str) -> Iterator[str]:
     charts = list(memory_charts(report.memory))
-    yield "<section>\n<h2>Memory and utilisation</h2>\n"
+    yield "<section>\n<h2>Memory and utilization</h2>\n"
     if not charts:
         yield '<p class="faint">Not measured. Add MemoryMonitor() to the callbacks.</p>\n</section>\n'
         return
@@ -247,17 +257,23 @@ def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)[:120]
 
 
-def _or_unknown(value: float | None, form: str) -> str:
-    return "not measured" if value is None else form.format(value)
+def _or_unknown(value: float | None, form: str, note: str) -> tuple[str, str]:
+    if value is None:
+        return "n/a", "not measured"
+    return form.format(_rounded(value) if form == "{}" else value), note
 
 
-def _of_limit(share: float | None) -> str:
-    return "of one rank" if share is None else f"{share:.0%} of the limit, at most"
+def _rounded(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _bytes(count: float | None) -> str:
+def _peak(count: float | None, share: float | None) -> tuple[str, str]:
     if count is None:
-        return "not measured"
+        return "n/a", "not measured"
+    return _bytes(count), "of one rank" if share is None else f"{share:.0%} of the limit, at most"
+
+
+def _bytes(count: float) -> str:
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 

@@ -87,7 +87,8 @@ table{border-collapse:collapse;font-size:.87rem;font-variant-numeric:tabular-num
 th,td{padding:6px 10px;border-bottom:1px solid var(--rule);text-align:right;vertical-align:top}
 th{color:var(--faint);font-weight:500}
 th:first-child,td:first-child{text-align:left}
-.text{text-align:left}td.text{overflow-wrap:anywhere}
+.text{text-align:left}td.text{overflow-wrap:anywhere}td.text:first-child{overflow-wrap:normal;white-space:nowrap}
+code{font-size:.92em;background:var(--rule);border-radius:4px;padding:1px 4px}
 details{margin:10px 0}summary{cursor:pointer;color:var(--accent)}
 @media (max-width:520px){main{padding:18px 12px 40px}.tile b{font-size:1.25rem}
 .tiles{grid-template-columns:repeat(2,minmax(0,1fr))}.lane{grid-template-columns:52px 1fr 64px}}

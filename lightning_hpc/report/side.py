@@ -77,6 +77,8 @@ def read_side(paths: Sequence[str | Path], skip: int) -> Side:
 
 
 def _trace_files(path: Path) -> list[Path]:
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist; give a directory that StepTrace has written to")
     if not path.is_dir():
         return [path]
     files = sorted(path.rglob("*.jsonl"))

@@ -62,7 +62,7 @@ def _choose_attempt(headers: list[tuple[Path, Record]], attempt: int | None) -> 
     if not attempts:
         raise ValueError("there are no traces to export")
     if attempt is not None and attempt not in attempts:
-        raise ValueError(f"there is no attempt {attempt}; there are {', '.join(map(str, attempts))}")
+        raise ValueError(f"there is no attempt {attempt}; those that there are: {', '.join(map(str, attempts))}")
     return int(attempts[-1]) if attempt is None else attempt
 
 

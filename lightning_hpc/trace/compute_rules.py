@@ -5,6 +5,7 @@ launches each move it by as much as a fault would.
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from lightning_hpc.trace.candidate import Candidate
 from lightning_hpc.trace.step_table import Mask, StepTable, Times
 
 _LEAST_SHARE = 0.10
+# Confidence in what may be something else.
+_WITHOUT_COMM = 0.5
 # A slow-down is seen against the level of the first steps, which hold some of it already: of a ramp that costs 15 % it
 # shows 10 %.
 _LEAST_SLOWDOWN = 0.06
@@ -46,11 +49,16 @@ def compute_rules(table: StepTable, affected: Mask) -> list[Candidate]:
     )
     usual = _usual(work, table)
     relative = work / np.maximum(usual, 1e-9)
-    return [
-        _slowdown(relative, usual),
-        _spikes(relative, usual, affected),
-        _optimizer(table, work),
-    ]
+    candidates = [_slowdown(relative, usual), _spikes(relative, usual, affected)]
+    if len(table.ranks) > 1 and not table.knows_comm:
+        candidates = [_doubted(candidate) for candidate in candidates]
+    return [*candidates, _optimizer(table, work)]
+
+
+def _doubted(candidate: Candidate) -> Candidate:
+    """What may be a wait for gradients that nobody measured."""
+    evidence = f'{candidate.evidence}; waits for the network may be in it, which strategy="hpc" tells apart'
+    return replace(candidate, evidence=evidence, most_confidence=_WITHOUT_COMM)
 
 
 def _usual(work: Times, table: StepTable) -> Times:
@@ -66,7 +74,9 @@ def _slowdown(relative: Times, usual: Times) -> Candidate:
     edges = np.array_split(np.arange(len(relative)), min(_MOST_LEVELS, len(relative) // _STEPS_A_LEVEL))
     levels = np.array([np.median(relative[edge]) for edge in edges])
     level = np.concatenate([np.full(len(edge), value) for edge, value in zip(edges, levels, strict=True)])
-    lost = (level - levels[0]) * usual if _trend(relative) > _GROWS else np.zeros_like(usual)
+    # A bulge in the middle is no growth.
+    grows = _trend(relative) > _GROWS and levels[-1] > (1 + _LEAST_SLOWDOWN) * levels[0]
+    lost = (level - levels[0]) * usual if grows else np.zeros_like(usual)
     first, last = levels[0] * np.median(usual), levels[-1] * np.median(usual)
     return Candidate(
         "compute",
@@ -106,8 +116,8 @@ def _spikes(relative: Times, usual: Times, affected: Mask) -> Candidate:
         lost,
         f"{is_spike.sum()} of {len(usual)} steps took {longest:.3g} ms in forward and backward, the others"
         f" {np.median(usual):.3g} ms",
-        "look for recompilation (TORCH_LOGS=recompiles; torch.compile(dynamic=True)) and for a few batches much larger"
-        " than the others (TokenBudgetBatchSampler)",
+        "look for recompilation (TORCH_LOGS=recompiles; torch.compile(dynamic=True)), for a few batches much larger"
+        " than the others (TokenBudgetBatchSampler), and for other processes on the machine",
         _LEAST_SPIKES_SHARE,
     )
 

@@ -61,9 +61,11 @@ def _by_attempt(traces: Iterable[Trace]) -> dict[int, list[Trace]]:
         ranks = [trace.header["rank"] for trace in of_ranks]
         twice = sorted({rank for rank in ranks if ranks.count(rank) > 1})
         if twice:
-            paths = ", ".join(str(trace.path) for trace in of_ranks if trace.header["rank"] in twice)
+            paths = [str(trace.path) for trace in of_ranks if trace.header["rank"] == twice[0]]
+            more = f" and {len(paths) - 2} more" if len(paths) > 2 else ""
             raise ValueError(
-                f"rank {twice[0]} has several traces of attempt {attempt} ({paths}); give those of one run"
+                f"rank {twice[0]} has several traces of attempt {attempt} ({', '.join(paths[:2])}{more}); give those of"
+                " one run"
             )
     return attempts
 
@@ -77,7 +79,7 @@ def _notes(attempts: dict[int, list[Trace]], table: StepTable, last: Sequence[Tr
     if world_size > 1 and not table.knows_comm:
         notes.append('communication was not measured; strategy="hpc" does')
     if not knows_memory(last):
-        notes.append("memory was not measured")
+        notes.append("memory was not measured; MemoryMonitor() does")
     return notes
 
 

@@ -21,7 +21,8 @@ WARM_UP_STEPS = 3
 buckets after the first, `torch.compile` may see new shapes in the second)."""
 
 _SPANS = ("loader_start", "between_epochs")
-_WRITING = ("checkpoint", "logging")
+WRITING = ("checkpoint", "logging")
+"""Spans within iterations, or between epochs, in which something is written."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ class StepTable:
         recorded: Number of common iterations, those of the warm-up included.
         times: By phase, and for ``total``, ``loader_start`` and ``between_epochs``: shape (ranks, steps). The last two
             are spans; they stand at the epoch's first iteration, and ``total`` includes them. Checkpoints and logging
-            within an iteration are part of its ``schedule`` and ``total``; ``writing`` says how much they are, with
-            those between epochs. What is unknown is NaN.
+            within an iteration are part of its ``schedule`` and ``total``; ``checkpoint`` and ``logging`` say how
+            much they are, with those between epochs. What is unknown is NaN.
         updates: Whether an iteration ended with an optimizer step: shape (steps,).
         records: The iterations' records by rank.
     """
@@ -58,17 +59,18 @@ class StepTable:
         kept = common[WARM_UP_STEPS:]
         records = tuple(tuple(by_rank[rank][key] for key in kept) for rank in ranks)
         times = {name: _array(records, f"{name}_ms") for name in (*PHASES, "total")}
-        writing = np.stack([_writing(trace, common)[WARM_UP_STEPS:] for trace in sorted(traces, key=_rank)])
-        times["schedule"], times["total"] = times["schedule"] + writing, times["total"] + writing
-        times["writing"] = writing
+        for name in WRITING:
+            writing = np.stack([_writing(trace, name, common)[WARM_UP_STEPS:] for trace in sorted(traces, key=_rank)])
+            times["schedule"], times["total"] = times["schedule"] + writing, times["total"] + writing
+            times[name] = writing
         spans = {trace.header["rank"]: _spans_by_epoch(trace) for trace in traces}
         for name in _SPANS:
             times[name] = np.zeros_like(times["total"])
             for row, rank in enumerate(ranks):
                 for column in _first_of_epochs(kept):
                     times[name][row, column] = spans[rank].get((name, kept[column][0]), 0.0)
-                    if name == "between_epochs":
-                        times["writing"][row, column] += spans[rank].get(("writing", kept[column][0]), 0.0)
+                    for each in WRITING if name == "between_epochs" else ():
+                        times[each][row, column] += spans[rank].get((each, kept[column][0]), 0.0)
             times["total"] = times["total"] + times[name]
         updates = np.array([any(steps[column]["optimizer_steps"] for steps in records) for column in range(len(kept))])
         return cls(ranks, len(common), times, updates.astype(bool), records)
@@ -112,14 +114,14 @@ def _rank(trace: Trace) -> int:
     return int(trace.header["rank"])
 
 
-def _writing(trace: Trace, keys: Sequence[tuple[int, int]]) -> Times:
-    """Milliseconds of checkpoints and loggers within each of the iterations: shape (keys,)."""
+def _writing(trace: Trace, name: str, keys: Sequence[tuple[int, int]]) -> Times:
+    """Milliseconds of spans of this name within each of the iterations: shape (keys,)."""
     durations = np.zeros(len(keys))
     steps = trace.steps
     starts = [step["start_ms"] for step in steps]
     columns = {key: column for column, key in enumerate(keys)}
     for span in trace.spans:
-        if span["name"] in _WRITING and span["parent"] is None and starts:
+        if span["name"] == name and span["parent"] is None and starts:
             step = steps[max(bisect_right(starts, span["start_ms"]) - 1, 0)]
             column = columns.get((step["epoch"], step["batch"]))
             if column is not None:
@@ -135,8 +137,8 @@ def _spans_by_epoch(trace: Trace) -> dict[tuple[str, int], float]:
             continue
         if span["name"] in _SPANS:
             key = (span["name"], span["epoch"] + (span["name"] == "between_epochs"))
-        elif span["name"] in _WRITING and span["parent"] == "between_epochs":
-            key = ("writing", span["epoch"] + 1)
+        elif span["name"] in WRITING and span["parent"] == "between_epochs":
+            key = (span["name"], span["epoch"] + 1)
         else:
             continue
         durations[key] = durations.get(key, 0.0) + span["duration_ms"]

@@ -3,7 +3,7 @@
 import numpy as np
 
 from lightning_hpc.trace.candidate import Candidate, whole
-from lightning_hpc.trace.step_table import StepTable, Times
+from lightning_hpc.trace.step_table import WRITING, StepTable, Times
 
 # A job that computes has some per cent of each; what is worth a user's time begins at a tenth.
 _LEAST_SHARE = 0.10
@@ -48,8 +48,8 @@ def _data_advice(wait: Times, start: Times, transfer: Times) -> str:
     if transfer.sum() == largest:
         return "page-locked batches: pin_memory=True, or SharedMemoryDataModule, which copies them ahead"
     return (
-        'more workers, or SharedMemoryDataModule(num_workers="auto"); `lightning-hpc bench data` measures which loader'
-        " and how many workers this dataset needs"
+        "more workers (num_workers; more than there are processors where samples wait for a disk or a network), or"
+        " SharedMemoryDataModule; `lightning-hpc bench data` measures which loader and how many workers it takes"
     )
 
 
@@ -62,12 +62,22 @@ def framework_rule(table: StepTable) -> Candidate:
         f" {np.median(schedule):.3g} ms, 95th percentile {np.percentile(schedule, 95):.3g} ms), of"
         f" {whole(table).mean():.3g} ms"
     )
-    writing = table.times["writing"].max(axis=0).sum()  # mostly one rank writes, and the others wait
-    if writing > lost.sum() / 4:
-        evidence += f"; {min(writing / lost.sum(), 1):.0%} of it is the writing of checkpoints and logs"
+    # Mostly one rank writes, and the others wait.
+    checkpoints, logs = (table.times[name].max(axis=0).sum() for name in WRITING)
+    for what, written in (("checkpoints", checkpoints), ("logs", logs)):
+        if written > lost.sum() / 4:
+            evidence += f"; {min(written / lost.sum(), 1):.0%} of it is the writing of {what}"
+    if between.sum() > lost.sum() / 10:
+        evidence += f"; {between.mean():.3g} ms a step more pass between epochs"
     if between.sum() > lost.sum() / 4:
-        evidence += f"; {between.sum() / lost.sum():.0%} of it passes between epochs"
         advice = "longer epochs, or fewer hooks and checkpoints at their end (ModelCheckpoint(every_n_epochs=…))"
+    elif checkpoints > lost.sum() / 2:
+        advice = (
+            "fewer checkpoints (ModelCheckpoint(every_n_train_steps=…)), a faster disk, or AsyncCheckpointIO, which"
+            " does not wait for it"
+        )
+    elif logs > lost.sum() / 2:
+        advice = "a larger log_every_n_steps, or a logger that does not wait for a server"
     elif np.median(schedule) < 1.0:
         advice = "a larger batch, since the loop costs the same for each; a larger log_every_n_steps; fewer callbacks"
     else:

@@ -48,13 +48,18 @@ def fit(trainer: pl.Trainer, model: pl.LightningModule | None = None) -> list[Ca
     return list(trainer.callbacks)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("environment", [{}, {"LIGHTNING_HPC_TRACE": ""}, {"LIGHTNING_HPC_TRACE": "0"}])
+@pytest.mark.parametrize(
+    "environment", [{}, {"LIGHTNING_HPC_TRACE": ""}, {"LIGHTNING_HPC_TRACE": "0"}, {"LIGHTNING_HPC_TRACE": "off"}]
+)
 def test_nothing_is_added_unless_a_variable_is_set(environment: dict[str, str]) -> None:
     assert callbacks_from_environment(environment) == []
 
 
-def test_a_trace_in_the_default_directory_or_in_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LIGHTNING_HPC_TRACE", "1")
+@pytest.mark.parametrize("value", ["1", "True"])
+def test_a_trace_in_the_default_directory_or_in_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("LIGHTNING_HPC_TRACE", value)
     fit(make_trainer(default_root_dir=tmp_path))
     assert len(read_traces(tmp_path / "step_trace")) == 1
     monkeypatch.setenv("LIGHTNING_HPC_TRACE", str(tmp_path / "there"))

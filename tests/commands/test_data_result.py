@@ -124,7 +124,7 @@ def test_the_comparison_goes_through_the_counts_and_says_what_takes_the_time() -
     results = against(0.8, 0), against(2.1, 1), against(1.9, 2), against(1.0, 4), against(0.98, 8)
     assert comparison(*results) == (
         "SharedMemoryLoader: 0.80 x the samples of DataLoader with 0 workers; 1.90 to 2.10 x with 1 and 2 workers;"
-        " equally fast with 4 and 8 workers, where making the samples takes the time (decode-bound)."
+        " as fast as DataLoader with 4 and 8 workers, where making the samples takes the time (decode-bound)."
     )
 
 

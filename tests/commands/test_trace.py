@@ -78,7 +78,7 @@ def test_bad_input_is_refused_in_one_line(run: Path, tmp_path: Path, capsys: pyt
         ([tmp_path / "nowhere", "--output", output], "nowhere does not exist; give the directory"),
         ([tmp_path / "empty", "--output", output], "no *.jsonl file in"),
         ([tmp_path / "foreign.jsonl", "--output", output], "foreign.jsonl:1: the first line is no header"),
-        ([run, "--output", output, "--attempt", "7"], "there is no attempt 7; there are 0, 1"),
+        ([run, "--output", output, "--attempt", "7"], "there is no attempt 7; those that there are: 0, 1"),
         ([run, "--output", tmp_path / "t.txt"], "t.txt: its name must end with one of .json, .json.gz"),
         ([run, "--output", tmp_path / "no" / "t.json"], "must be a folder"),
     ):

@@ -119,7 +119,7 @@ def run_sequence(seed: int, steps: int = 200) -> list[Switch]:
         for rank in ranks:
             rank.map.is_frozen = True  # forward and backward
             if rank.controller.wants_measurement:
-                rank.map.measure(rank.controller, random.uniform(0.5, 2.0))
+                rank.map.measure(rank.controller, random.choice([0.5, 1.0, 2.0]))
             rank.map.is_frozen = False
             rank.exchange.finish_step()
     assert len(switches) <= bound(len(names), steps), f"seed {seed}: {len(switches)} switches"

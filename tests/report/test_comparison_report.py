@@ -1,6 +1,7 @@
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -81,3 +82,12 @@ def test_json_has_all_figures() -> None:
     assert content["phases"]["forward"]["verdict"] == "regression"
     assert content["total"]["median"].keys() == {"base_ms", "new_ms", "low", "high", "ratio", "resolution"}
     assert len(content["base"]["runs"]) == 4
+
+
+def test_spans_that_have_grown_by_much_are_in_the_first_line_though_nobody_judges_them() -> None:
+    made = report()
+    slower = tuple(replace(run, spans_ms={**run.spans_ms, "checkpoint": 1e6}) for run in made.new.runs)
+    changed = ComparisonReport(made.comparison, made.base, replace(made.new, runs=slower))
+    assert made.headline in changed.headline
+    assert re.search(r"; not judged, but grown: checkpoint \(.* to 1e\+06 ms a run\)$", changed.headline)
+    assert "not judged" not in made.headline

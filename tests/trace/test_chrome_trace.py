@@ -144,7 +144,7 @@ def test_the_last_attempt_unless_another_one_is_asked_for() -> None:
     traces = [make_trace(step(0.0, {"forward": float(number)}), attempt=number) for number in (0, 1, 2)]
     assert slices(export(*traces), "iterations") == [("iteration", 0.0, 2000.0)]
     assert slices(export(*traces, attempt=1), "iterations") == [("iteration", 0.0, 1000.0)]
-    with pytest.raises(ValueError, match="there is no attempt 3; there are 0, 1, 2"):
+    with pytest.raises(ValueError, match="there is no attempt 3; those that there are: 0, 1, 2"):
         chrome_trace(traces, 3)
 
 

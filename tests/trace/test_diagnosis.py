@@ -142,7 +142,7 @@ def test_communication_of_a_part_of_the_ranks_may_be_waiting() -> None:
 
 def test_memory_is_unknown_without_its_keys_and_pressure_is_a_risk() -> None:
     traces = simulate(JOB, 0)
-    assert "memory was not measured" in diagnose(traces).notes
+    assert "memory was not measured; MemoryMonitor() does" in diagnose(traces).notes
     assert diagnose(with_keys(traces, memory_used_bytes=None, memory_limit_bytes=None)).is_healthy
     assert diagnose(with_keys(traces, memory_used_bytes=90, memory_limit_bytes=100)).is_healthy
     (finding,) = diagnose(with_keys(traces, memory_used_bytes=97, memory_limit_bytes=100)).findings
@@ -169,7 +169,7 @@ def test_the_text() -> None:
     assert lines[0].startswith("Diagnosis of 20 steps of 1 rank: framework takes ")
     assert lines[1].startswith("1. framework: ")
     assert lines[3].startswith("   Try first: fewer or rarer callbacks")
-    assert lines[-1] == "Note: memory was not measured"
+    assert lines[-1] == "Note: memory was not measured; MemoryMonitor() does"
 
 
 def test_the_same_records_give_the_same_diagnosis() -> None:
@@ -194,4 +194,5 @@ def test_the_writing_of_checkpoints_is_named() -> None:
     ]
     diagnosis = diagnose([replace(trace, records=(*trace.records, *spans))])
     assert diagnosis.findings[0].dimension == "framework"
-    assert "is the writing of checkpoints and logs" in diagnosis.findings[0].evidence
+    assert "is the writing of checkpoints" in diagnosis.findings[0].evidence
+    assert diagnosis.findings[0].first_try.startswith("fewer checkpoints")

@@ -27,7 +27,7 @@ def test_spans_stand_at_the_first_step_of_their_epoch() -> None:
     job = replace(JOBS["50 ms"], epoch=8)
     table = StepTable.align(simulate(job, 0, steps=20))
     assert np.flatnonzero(table.times["loader_start"][0]).tolist() == [8 - WARM_UP_STEPS, 16 - WARM_UP_STEPS]
-    parts = sum(table.times[name][0] for name in table.times if name not in ("total", "writing"))
+    parts = sum(table.times[name][0] for name in table.times if name not in ("total", "checkpoint", "logging"))
     np.testing.assert_allclose(parts, table.times["total"][0])
 
 
@@ -57,7 +57,8 @@ def test_what_is_written_within_an_iteration_is_its_schedule() -> None:
     inside["start_ms"] = step["start_ms"] + step["total_ms"] / 2
     written = replace(trace, records=(*trace.records, inside, {**inside, "parent": "validation"}))
     plain, table = StepTable.align([trace]), StepTable.align([written])
-    assert table.times["writing"].sum() == 40.0
+    assert table.times["checkpoint"].sum() == 40.0
+    assert table.times["logging"].sum() == 0.0
     for name in ("schedule", "total"):
         difference = table.times[name][0] - plain.times[name][0]
         np.testing.assert_allclose(difference, 40.0 * (np.arange(len(difference)) == 5 - WARM_UP_STEPS))

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -97,3 +99,17 @@ def test_the_median_of_the_others_leaves_a_rank_out_also_among_equals(ranks: int
     for values in (rng.random((ranks, 40)), rng.integers(3, size=(ranks, 40)).astype(float)):
         expected = [np.median(np.delete(values, row, axis=0), axis=0) for row in range(ranks)]
         np.testing.assert_array_equal(_median_of_others(values), expected)
+
+
+@pytest.mark.parametrize(("delay_ms", "blamed"), [(0.4, False), (5.0, True)])
+def test_a_flag_that_comes_late_is_no_work_of_who_waits_for_it(delay_ms: float, blamed: bool) -> None:
+    # With plain DDP, rank 0 then waits as much longer in backward, where nobody measures it.
+    traces = simulate(replace(JOBS["2 ranks"], step_ms=4), 0, steps=100, with_comm=False)
+    rng = np.random.default_rng(0)
+    for first, second in zip(traces[0].steps, traces[1].steps, strict=True):
+        late = delay_ms * rng.uniform(0.5, 1.0)
+        for step, phase in ((first, "backward_ms"), (second, "schedule_ms")):
+            step[phase] += late
+            step["total_ms"] += late
+    found = find_stragglers(StepTable.align(traces))
+    assert [(each.rank, each.cause) for each in found] == [(1, "framework")] * blamed
