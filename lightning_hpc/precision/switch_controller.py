@@ -144,12 +144,17 @@ class SwitchController:
 
     def _send(self) -> None:
         reading = self._probe.read()
-        known = [self._measured.get(name) for name in self._map.names]
-        units = [(each.plain, each.low, each.inputs, each.is_measured) if each else (-1, -1, -1, 0) for each in known]
-        self._measured = {}
+        values = np.full(2 + 4 * len(self._map.names), -1.0)
+        values[:2] = reading.used_bytes, reading.limit_bytes
+        if self._measured:  # most checks have nothing but the reading
+            units = values[2:].reshape(-1, 4)
+            for index, name in enumerate(self._map.names):
+                if name in self._measured:
+                    units[index] = astuple(self._measured[name])
+            self._measured = {}
         known_low = (self._policy.bytes.get(name) for name in self._policy.lowered)
         self.wants_measurement |= any(each is not None and not each.is_measured for each in known_low)
-        self._exchange.start(np.array([reading.used_bytes, reading.limit_bytes, *np.ravel(units)], dtype=np.float64))
+        self._exchange.start(values)
         self._is_pending = True
 
     def _receive(self, wait_s: float = float("inf")) -> None:
@@ -162,14 +167,11 @@ class SwitchController:
         if gathered is None:  # none was sent; or a peer is gone: the training ends soon, or goes on as it is
             return []
         # The rank that saves most speaks for all.
-        figures = gathered[:, 2:].max(axis=0).reshape(-1, 4).astype(int).tolist()
-        found = zip(self._map.names, figures, strict=True)
-        undone = self._policy.learn(
-            {
-                name: UnitBytes(plain, low, inputs, bool(is_measured))
-                for name, (plain, low, inputs, is_measured) in found
-                if plain >= 0
-            }
-        )
+        figures = gathered[:, 2:].max(axis=0).reshape(-1, 4).astype(int)
+        found = {}
+        for index in np.flatnonzero(figures[:, 0] >= 0):
+            plain, low, inputs, is_measured = figures[index].tolist()
+            found[self._map.names[index]] = UnitBytes(plain, low, inputs, bool(is_measured))
+        undone = self._policy.learn(found)
         decided = self._policy.decide([MemoryReading(int(used), int(limit)) for used, limit in gathered[:, :2]])
         return [switch for switch in (undone, decided) if switch is not None]

@@ -35,8 +35,8 @@ class FakeMap:
         for name in self.names:
             saved = self.saving_low[name] if name in self.low else self.plain[name]
             meter: Any = _Meter(name, int(scale * saved), int(scale * self.plain[name]), int(1000 * scale))
-            if saved:
-                controller._measured[name] = controller._compare(name, meter)
+            if saved and (found := controller._compare(name, meter)) is not None:
+                controller._measured[name] = found
 
 
 class _Meter:
