@@ -84,7 +84,7 @@ class PerformanceReport(Callback):
 
     def _write(self, attempt: Path) -> None:
         traces = _read(attempt)
-        if not any(trace.steps for trace in traces):
+        if traces and not any(trace.steps for trace in traces):  # nothing was trained
             return
         report, self.path = write_report(traces, self._dirpath or attempt, attempt, self._metrics)
         rank_zero_info(f"PerformanceReport: {report.diagnosis.headline}\nPerformanceReport: {self.path}")
@@ -93,7 +93,14 @@ class PerformanceReport(Callback):
 def _read(attempt: Path) -> list[Trace]:
     """The attempt's files; one that another rank has not got to its first line yet is none."""
     sizes = {path: path.stat().st_size for path in sorted(attempt.glob("rank_*.jsonl"))}
+    if not sizes:
+        raise FileNotFoundError(f"{attempt} has no trace any more")
     read_bytes = list(accumulate(sizes.values()))
+    if read_bytes[0] > _MOST_BYTES:
+        raise ValueError(
+            f"the trace has {read_bytes[0] / 1e6:,.0f} MB, too many to read within a training; run lightning-hpc report"
+            f" {attempt}"
+        )
     return [
         read_trace(path)
         for (path, size), so_far in zip(sizes.items(), read_bytes, strict=True)

@@ -48,8 +48,7 @@ class ProfilerWindow(Callback):
         outliers: Whether an outlier opens a window over the steps that follow.
         length: Steps of a window.
         limit: Most windows of a fit that outliers open, on each rank.
-        dirpath: A local directory. None means that of `StepTrace`: ``step_trace`` in the directory of the first logger,
-            or in the Trainer's ``default_root_dir``.
+        dirpath: A local directory. None means that of `StepTrace`, or, where there is none, of one without arguments.
 
     Attributes:
         paths: The files that this rank has written in the current or last fit.
@@ -94,11 +93,12 @@ class ProfilerWindow(Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        # `log_dir` is a collective, so all ranks have to ask for it.
-        dirpath = self._dirpath or f"{trainer.log_dir or trainer.default_root_dir}/step_trace"
-        if "://" in str(dirpath):
-            raise ValueError(f"{dirpath!r} is not a local directory; give ProfilerWindow(dirpath=…) one")
-        self._directory = Path(dirpath).absolute()
+        if "://" in str(self._dirpath):
+            raise ValueError(f"{self._dirpath!r} is not a local directory; give ProfilerWindow(dirpath=…) one")
+        if self._dirpath is not None:
+            self._directory = Path(self._dirpath).absolute()
+        else:
+            self._directory = (StepTrace.find(trainer) or StepTrace()).directory_of(trainer)
 
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

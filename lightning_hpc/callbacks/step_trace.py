@@ -26,6 +26,8 @@ from lightning_hpc.trace.writer import TraceWriter
 
 # In automatic optimization the strategy's backward is announced.
 _HOOKS_OF_MANUAL_BACKWARD = ("on_before_backward", "on_after_backward")
+# A number of an attempt is sent as 64 bits; a directory with a longer one is not ours.
+_MOST_DIGITS = 18
 
 
 class StepTrace(Callback):
@@ -110,6 +112,18 @@ class StepTrace(Callback):
         """Ends the recording of this fit, if there is one, so that its file is complete."""
         self._close()
 
+    def directory_of(self, trainer: pl.Trainer) -> Path:
+        """The absolute directory in which attempts lie. To be asked for by all ranks.
+
+        Raises:
+            ValueError: If it is not local.
+        """
+        # `log_dir` is a collective.
+        dirpath = self._dirpath or f"{trainer.log_dir or trainer.default_root_dir}/step_trace"
+        if "://" in str(dirpath):
+            raise ValueError(f"{dirpath!r} is not a local directory; give StepTrace(dirpath=…) one")
+        return Path(dirpath).absolute()
+
     def write_memory(self, figures: Mapping[str, float | None]) -> None:
         """Appends a record of type ``memory``. Does nothing outside a fit.
 
@@ -137,7 +151,7 @@ class StepTrace(Callback):
         if sum(isinstance(callback, StepTrace) for callback in trainer.callbacks) > 1:  # type: ignore[attr-defined]
             raise ValueError("the Trainer has more than one StepTrace in its callbacks; leave one of them")
         self._close()  # of a fit that ended without telling
-        dirpath = self._find_dirpath(trainer)
+        dirpath = self.directory_of(trainer)
         attempt = _agree_on_attempt(trainer, dirpath)
         directory = dirpath / f"attempt_{attempt:03d}"
         directory.mkdir(parents=True, exist_ok=True)
@@ -188,13 +202,6 @@ class StepTrace(Callback):
             self._recorder = None
             call_all_hooks(self)
 
-    def _find_dirpath(self, trainer: pl.Trainer) -> Path:
-        # `log_dir` is a collective, so all ranks have to ask for it.
-        dirpath = self._dirpath or f"{trainer.log_dir or trainer.default_root_dir}/step_trace"
-        if "://" in str(dirpath):
-            raise ValueError(f"{dirpath!r} is not a local directory; give StepTrace(dirpath=…) one")
-        return Path(dirpath).absolute()
-
 
 def _require_lightning_trainer(trainer: object) -> None:
     if any(base.__module__.partition(".")[0] == "pytorch_lightning" for base in type(trainer).__mro__):
@@ -208,7 +215,7 @@ def _require_lightning_trainer(trainer: object) -> None:
 def _agree_on_attempt(trainer: pl.Trainer, dirpath: Path) -> int:
     """The number of the first attempt that is free on all ranks, which may see different disks."""
     numbers = [path.name.removeprefix("attempt_") for path in dirpath.glob("attempt_*")]
-    free = max((int(number) + 1 for number in numbers if number.isdecimal()), default=0)
+    free = max((int(each) + 1 for each in numbers if each.isdecimal() and len(each) < _MOST_DIGITS), default=0)
     # No rank makes its directory before all ranks have looked: the reduction waits for them.
     mine = torch.tensor(free, device=trainer.strategy.root_device)
     return int(trainer.strategy.reduce(mine, reduce_op="max"))

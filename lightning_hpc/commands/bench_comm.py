@@ -32,6 +32,7 @@ from lightning_hpc.commands.observing_strategy import ObservingStrategy
 from lightning_hpc.commands.output_files import check_outputs, refuse, write_outputs
 from lightning_hpc.commands.ranks import Ranks
 from lightning_hpc.commands.timed_fit import TimedFit, timed_fit
+from lightning_hpc.report.whole_file import write_whole
 
 SUMMARY = "measure steps with plain DDP, the exact hierarchy, each codec and 'auto', on the ranks of a job"
 
@@ -285,7 +286,7 @@ class _Bench:
         if self._ranks.rank == 0:
             for path in outputs:
                 if path.suffix == ".json":
-                    path.write_text(self._view(is_complete=False).to_json(), encoding="utf-8")
+                    write_whole(path, self._view(is_complete=False).to_json())
 
     def _say(self, line: str) -> None:
         if self._ranks.rank == 0:

@@ -18,6 +18,7 @@ from lightning_hpc.commands.data_view import DataView, format_rate
 from lightning_hpc.commands.output_files import check_outputs, refuse, write_outputs
 from lightning_hpc.commands.timed_read import ReadLimits, TimedRead, TooFewBatchesError, timed_read
 from lightning_hpc.commands.training_loader import TrainingLoader, make_training_loader, place_of
+from lightning_hpc.report.whole_file import write_whole
 
 SUMMARY = "measure how many workers a DataModule needs, with DataLoader and SharedMemoryLoader"
 
@@ -205,7 +206,7 @@ class _Bench:
         """Writes what there is so far: a later trial may end the process, where memory is short."""
         for path in outputs:
             if path.suffix == ".json":
-                path.write_text(self._view(is_complete=False).to_json(), encoding="utf-8")
+                write_whole(path, self._view(is_complete=False).to_json())
 
 
 def _last_line(error: Exception) -> str:

@@ -17,6 +17,7 @@ from lightning_hpc.report.baseline import read_baseline, save_baseline
 from lightning_hpc.report.comparison import GateSettings, compare_runs
 from lightning_hpc.report.comparison_report import COLUMNS, ComparisonReport
 from lightning_hpc.report.side import Side, read_side
+from lightning_hpc.report.whole_file import write_whole
 
 DEFAULT_SKIP = 20
 
@@ -137,7 +138,7 @@ def _show(report: ComparisonReport, options: Namespace) -> None:
         _print(report)
     for path, content in ((options.markdown, report.to_markdown), (options.output, report.to_json)):
         if path not in (None, "-"):
-            _attempt(lambda: Path(path).write_text(content(), encoding="utf-8"))  # noqa: B023 (called at once)
+            _attempt(lambda: write_whole(Path(path), content()))  # noqa: B023 (called at once)
             print(f"wrote {path}", file=sys.stderr)  # noqa: T201 (a command's output)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from lightning_hpc.report.whole_file import write_whole
+
 SUFFIXES = (".json", ".svg", ".html")
 
 
@@ -33,7 +35,7 @@ def check_outputs(command: str, outputs: Sequence[str]) -> list[Path]:
 def write_outputs(paths: Sequence[Path], writers: Mapping[str, Callable[[], str]]) -> None:
     """Writes each file with the writer of its suffix, and says so."""
     for path in paths:
-        path.write_text(writers[path.suffix](), encoding="utf-8")
+        write_whole(path, writers[path.suffix]())
         print(f"wrote {path}")  # noqa: T201 (a command's output)
 
 

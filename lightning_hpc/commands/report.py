@@ -10,7 +10,6 @@ from jsonargparse import ArgumentParser, Namespace
 from lightning_hpc.report.run_files import write_report
 from lightning_hpc.trace.finding import render
 from lightning_hpc.trace.reader import read_traces
-from lightning_hpc.trace.values import check_values
 
 _HELP = (
     "Reports on a run that StepTrace has recorded: step times, phases, ranks, throughput, memory, communication, and"
@@ -44,8 +43,6 @@ def _parser() -> ArgumentParser:
 def _report(options: Namespace) -> None:
     run = Path(options.run)
     traces = read_traces(run)
-    for trace in traces:
-        check_values(trace)
     directory = Path(options.output) if options.output is not None else run if run.is_dir() else run.parent
     report, page = write_report(traces, directory, run.absolute())
     print(render(report.diagnosis))  # noqa: T201 (a command's output)

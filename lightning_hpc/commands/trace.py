@@ -9,8 +9,9 @@ from typing import NoReturn
 from jsonargparse import ArgumentParser, Namespace
 from jsonargparse.typing import NonNegativeInt
 
+from lightning_hpc.report.whole_file import whole_file
 from lightning_hpc.trace.chrome_trace import chrome_trace
-from lightning_hpc.trace.reader import Trace, read_trace
+from lightning_hpc.trace.reader import Trace, read_trace, trace_files
 from lightning_hpc.trace.records import Record
 
 _MERGE = (
@@ -50,11 +51,7 @@ class _TraceFiles:
     """
 
     def __init__(self, path: Path) -> None:
-        if not path.exists():
-            raise FileNotFoundError(f"{path} does not exist; give the directory that StepTrace has written to")
-        self._paths = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
-        if not self._paths:
-            raise FileNotFoundError(f"no *.jsonl file in {path}; give the directory that StepTrace has written to")
+        self._paths = trace_files(path)
         self.headers: dict[Path, Record] = {}
 
     def __iter__(self) -> Iterator[Trace]:
@@ -109,18 +106,12 @@ def _warnings(headers: Sequence[Record]) -> Iterator[str]:
 
 
 def _write(pieces: Iterator[str], output: Path) -> None:
-    """Under another name first: a file that is there is whole."""
-    part = output.with_name(f"{output.name}.part")
-    try:
+    with whole_file(output) as file:
         if output.suffix == ".gz":
-            with gzip.open(part, "wt", compresslevel=6, encoding="ascii") as compressed:
+            with gzip.open(file, "wt", compresslevel=6, encoding="ascii") as compressed:
                 compressed.writelines(pieces)
         else:
-            with part.open("w", encoding="ascii") as plain:
-                plain.writelines(pieces)
-        part.replace(output)
-    finally:
-        part.unlink(missing_ok=True)
+            file.writelines(piece.encode("ascii") for piece in pieces)
 
 
 def _refuse(message: str) -> NoReturn:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from lightning_hpc.report.run_sample import BLOCKS, FIGURES, LEVELS, RunSample
 from lightning_hpc.report.side import Side
+from lightning_hpc.report.whole_file import write_whole
 from lightning_hpc.trace import TraceFileError
 
 SCHEMA_NAME = "lightning_hpc.baseline"
@@ -51,7 +52,7 @@ def save_baseline(path: Path, side: Side, skip: int) -> None:
     # One line a run: readable differences between two versions of the file, and errors that name a line.
     head = json.dumps(content, indent=1)[:-2]
     runs = ",\n".join(json.dumps(_run(run), separators=(",", ":"), allow_nan=False) for run in side.runs)
-    path.write_text(f'{head},\n "runs": [\n{runs}\n]}}\n', encoding="utf-8")
+    write_whole(path, f'{head},\n "runs": [\n{runs}\n]}}\n')
 
 
 def read_baseline(path: Path) -> tuple[Side, int]:

@@ -1,11 +1,11 @@
 """Writes a run's report."""
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lightning_hpc.report.run_page import run_page
 from lightning_hpc.report.run_report import RunReport, report_of
+from lightning_hpc.report.whole_file import write_whole
 from lightning_hpc.trace.reader import Trace
 
 # Directories that say nothing about the run in them.
@@ -33,22 +33,11 @@ def write_report(
     report = report_of(traces, metrics)
     directory.mkdir(parents=True, exist_ok=True)
     page = directory / "report.html"
-    _write(page.with_suffix(".json"), report.to_json())
-    _write(page, run_page(report, _name_of(run)))
+    write_whole(page.with_suffix(".json"), report.to_json(), is_private=True)
+    write_whole(page, run_page(report, _name_of(run)), is_private=True)
     return report, page
 
 
 def _name_of(run: Path) -> str:
     parts = [part for part in run.parts[1:] if part not in _PLAIN_NAMES and not part.startswith("attempt_")]
     return "/".join(parts[-2:]) or run.name
-
-
-def _write(path: Path, content: str) -> None:
-    """Under another name first: a file that is there is whole."""
-    part = path.with_name(f"{path.name}.part")
-    part.unlink(missing_ok=True)
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    # A name in a file of JSON may hold half a character.
-    with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
-        file.write(content)
-    part.replace(path)

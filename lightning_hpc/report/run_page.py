@@ -32,6 +32,8 @@ _PHASE_NAMES = {
     "unattributed": "unattributed",
 }
 _MOST_LANES = 64
+_MOST_METRIC_TILES = 8
+_LONGEST_NAME = 60
 # Whatever a file may bring in: nothing is loaded, nothing runs.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
@@ -114,6 +116,9 @@ def _sentence(text: str) -> str:
 
 def _tiles(report: RunReport, name: str) -> Iterator[str]:
     head = report.headline
+    metrics = [
+        (_cut(name), "not finite" if value is None else f"{value:.4g}") for name, value in report.metrics.items()
+    ]
     tiles = [
         ("Step time", f"{_rounded(head.step_ms)} ms", f"median; P95 {_rounded(head.step_p95_ms)} ms"),
         ("Throughput", *_or_unknown(head.samples_per_second, "{}", "samples/s within steps, all ranks")),
@@ -121,13 +126,15 @@ def _tiles(report: RunReport, name: str) -> Iterator[str]:
         ("GPU utilization", *_or_unknown(head.gpu_utilization, "{:.0%}", "mean, as NVML says")),
         ("Exposed communication", *_or_unknown(head.comm_share, "{:.1%}", "of the steps' time")),
         ("End to end", _duration(head.wall_seconds), f"{head.steps:,} steps, {head.optimizer_steps:,} updates"),
-        *((metric, f"{value:.4g}", "last value") for metric, value in list(report.metrics.items())[:8]),
+        *((*metric, "last value") for metric in metrics[:_MOST_METRIC_TILES]),
     ]
     cells = "".join(
         f'<div class="tile"><small>{escape(title)}</small><b>{escape(value)}</b><span>{escape(note)}</span></div>'
         for title, value, note in tiles
     )
     yield f'<div class="tiles">{cells}</div>\n'
+    if len(metrics) > _MOST_METRIC_TILES:
+        yield _details("All metrics", _text_table(("metric", "last value"), metrics))
 
 
 def _time(report: RunReport, name: str) -> Iterator[str]:
@@ -251,6 +258,10 @@ def _listed_details(details: Any) -> str:
     if not isinstance(details, dict):
         return str(details)[:300]
     return _listed((f"{key} {_short(value)}" for key, value in details.items()), 12)
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"
 
 
 def _short(value: Any) -> str:

@@ -109,7 +109,8 @@ class RunReport:
         memory: Curves of `lightning_hpc.trace.records.MEMORY_FIGURES`, by name, of up to eight ranks each.
         decisions: What ``compression="auto"`` has decided.
         events: The last hundred.
-        metrics: Last values of what the module logged, if the report was made by the run itself.
+        metrics: Last values of what the module logged, if the report was made by the run itself; None for one that is
+            infinite or no number, which JSON cannot say.
         attempts: All of them.
     """
 
@@ -126,7 +127,7 @@ class RunReport:
     memory: dict[str, tuple[Curve, ...]]
     decisions: tuple[Record, ...]
     events: tuple[Record, ...]
-    metrics: dict[str, float]
+    metrics: dict[str, float | None]
     attempts: tuple[Attempt, ...]
 
     def to_json(self) -> str:
@@ -164,7 +165,7 @@ def report_of(traces: Sequence[Trace], metrics: Mapping[str, float] | None = Non
         memory=_memory(last),
         decisions=tuple(record for trace in last for record in trace.decisions),
         events=tuple(sorted((event for trace in last for event in trace.events), key=_moment)[-_MOST_EVENTS:]),
-        metrics={name: value for name, value in (metrics or {}).items() if np.isfinite(value)},
+        metrics={name: value if np.isfinite(value) else None for name, value in (metrics or {}).items()},
         attempts=_attempts(traces),
     )
 

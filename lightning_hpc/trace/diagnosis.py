@@ -21,6 +21,9 @@ LEAST_STEPS = 20
 _LEAST_CONFIDENCE = 0.75
 # Two equal ranks whose steps vary by 15 % wait for each other for a tenth of the time; eight of them for a fifth.
 _MUCH_WAITING = 0.2
+# Steps over so many times the median are stalls, worth a note if they take this part of the time.
+_STALLED = 5
+_MUCH_STALLING = 0.05
 
 
 def diagnose(traces: Iterable[Trace]) -> Diagnosis:
@@ -46,6 +49,7 @@ def diagnose(traces: Iterable[Trace]) -> Diagnosis:
         headline = f"not enough samples ({table.recorded} of {LEAST_STEPS} steps)"
         return Diagnosis(headline, (), tuple(notes), table.recorded, len(table.ranks), is_healthy=False)
     findings, doubts = _find(table, last, world_size)
+    doubts += _stalls(table)
     headline = _sentence(findings[0]) if findings else "healthy"
     return Diagnosis(
         headline, tuple(findings), (*notes, *doubts), table.recorded, len(table.ranks), is_healthy=not findings
@@ -81,6 +85,24 @@ def _notes(attempts: dict[int, list[Trace]], table: StepTable, last: Sequence[Tr
     if not knows_memory(last):
         notes.append("memory was not measured; MemoryMonitor() does")
     return notes
+
+
+def _stalls(table: StepTable) -> list[str]:
+    """What few steps cost, which are no bottleneck of the others."""
+    total = whole(table)
+    median = float(np.median(total))
+    is_stalled = total > _STALLED * median
+    share = float((total - median)[is_stalled].sum() / total.sum())
+    if share < _MUCH_STALLING:
+        return []
+    longest = int(total.argmax())
+    where = table.records[0][longest]
+    count = int(is_stalled.sum())
+    return [
+        f"{count} of {table.steps} steps took more than {_STALLED} times the median, together {share:.0%} of the time;"
+        f" the longest {total[longest] / 1e3:.3g} s (epoch {where['epoch']}, batch {where['batch']});"
+        " ProfilerWindow(outliers=True) shows what happens in the steps behind one"
+    ]
 
 
 def _find(table: StepTable, traces: Sequence[Trace], world_size: int) -> tuple[list[Finding], list[str]]:

@@ -239,8 +239,9 @@ class Timeline:
             return None
         self._charge()
         charged, self._charged = self._charged, [0] * len(Phase)
-        # Read apart from the charges, so that their sum can be checked against it.
-        return charged, start - self._made_at, self._clock() - start - self._outside_ns
+        # Read apart from the charges, so that their sum can be checked against it; what follows begins here.
+        self._charged_until = self._clock()
+        return charged, start - self._made_at, self._charged_until - start - self._outside_ns
 
     def _open_span(self, name: str) -> None:
         self._charged_before_span = self._charged.copy()

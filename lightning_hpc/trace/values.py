@@ -1,61 +1,79 @@
-"""Checks the values of a trace, whose keys the reader has checked: somebody may have changed the file."""
+"""Checks the values of a record, whose keys the reader has checked: somebody may have changed the file."""
 
-from lightning_hpc.trace.reader import Trace, TraceFileError
+from collections.abc import Callable
+from typing import Any
+
 from lightning_hpc.trace.records import MEMORY_FIGURES, PHASES, Record
 
-_COUNTS = {
-    "header": ("rank", "world_size", "attempt"),
-    "step": ("step", "batch", "epoch", "optimizer_steps"),
-    "span": (),
-    "decision": ("step",),
-    "memory": ("step", "epoch", "batch"),
-    "event": ("step",),
-}
-_TIMES = {
-    "header": ("started_at",),
-    "step": ("start_ms", "total_ms", *(f"{phase}_ms" for phase in PHASES if phase != "comm")),
-    "span": ("start_ms", "duration_ms"),
-    "decision": (),
-    "memory": ("at_ms",),
-    "event": ("at_ms",),
-}
-_OPTIONAL = {
-    "header": ("clock_uncertainty_ms",),
-    "step": ("comm_ms", "comm_bytes", "samples"),
-    "span": ("epoch",),
-    "memory": MEMORY_FIGURES,
-}
-# Two clocks that do not agree.
-_SIGNED = ("unattributed_ms",)
-_LARGEST = 1e15
-_DAMAGED = "the file was changed or damaged after it was written; delete this line to read the rest"
+_LARGEST = 10**15
+_LARGEST_TIME = 10**12
 
 
-def check_values(trace: Trace) -> None:
-    """Checks that counts, times and figures are what they should be.
+def problem_of(record: Record, kind: str) -> str | None:
+    """What is wrong with a record: a figure that is no number, below zero or too large to be true, or no text.
 
-    Raises:
-        TraceFileError: If one is no number, less than zero, or too large to be true.
+    Args:
+        record: With all keys of its kind.
+        kind: ``header``, ``step``, ``span``, ``decision``, ``memory`` or ``event``.
+
+    Returns:
+        The key, its value and what it is not; None if all are what they should be.
     """
-    _check(trace, 1, trace.header, "header")
-    if not isinstance(trace.header["versions"], dict):
-        raise TraceFileError(trace.path, 1, "versions of the header is no object", _DAMAGED)
-    for line, record in enumerate(trace.records, start=2):
-        _check(trace, line, record, record["type"])
-
-
-def _check(trace: Trace, line: int, record: Record, kind: str) -> None:
-    for key in _COUNTS[kind]:
-        if type(record[key]) is not int or not 0 <= record[key] <= _LARGEST:
-            raise TraceFileError(trace.path, line, f"{key} is {_shown(record[key])}, which is no count", _DAMAGED)
-    for key in (*_TIMES[kind], *_OPTIONAL.get(kind, ())):
+    for key, (noun, is_one) in _RULES[kind].items():
         value = record[key]
-        if value is None and key not in _TIMES[kind]:
-            continue
-        # Before it is compared: an integer may have hundreds of digits, and a NaN compares with nothing.
-        if type(value) not in (int, float) or not abs(value) <= _LARGEST or (value < 0 and key not in _SIGNED):
-            raise TraceFileError(trace.path, line, f"{key} is {_shown(value)}, which is no such figure", _DAMAGED)
+        if not is_one(value):
+            return f"{key} is {repr(value)[:40]}, which is no {noun}"
+    return None
 
 
-def _shown(value: object) -> str:
-    return repr(value)[:40]
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _LARGEST
+
+
+def _is_time(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= _LARGEST_TIME
+
+
+def _is_difference(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= _LARGEST_TIME
+
+
+def _is_figure(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= _LARGEST
+
+
+def _or_null(is_one: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or is_one(value)
+
+
+_COUNT = ("count", _is_count)
+_TIME = ("time", _is_time)
+_DIFFERENCE = ("difference of times", _is_difference)
+_FIGURE = ("figure of its kind", _or_null(_is_figure))
+_TEXT = ("text", lambda value: isinstance(value, str))
+_OBJECT = ("object", lambda value: isinstance(value, dict))
+
+_RULES: dict[str, dict[str, tuple[str, Callable[[Any], bool]]]] = {
+    "header": {
+        **dict.fromkeys(("rank", "world_size", "attempt"), _COUNT),
+        "started_at": _TIME,
+        "clock_offset_ms": (_DIFFERENCE[0], _or_null(_is_difference)),
+        "clock_uncertainty_ms": _FIGURE,
+        **dict.fromkeys(("host", "clock"), _TEXT),
+        "versions": _OBJECT,
+    },
+    "step": {
+        **dict.fromkeys(("step", "batch", "epoch", "optimizer_steps"), _COUNT),
+        **dict.fromkeys(("start_ms", "total_ms", *(f"{phase}_ms" for phase in PHASES)), _TIME),
+        "unattributed_ms": _DIFFERENCE,  # two clocks do not agree
+        **dict.fromkeys(("comm_ms", "comm_bytes", "samples"), _FIGURE),
+    },
+    "span": {"name": _TEXT, **dict.fromkeys(("start_ms", "duration_ms"), _TIME), "epoch": _FIGURE},
+    "decision": {"step": _COUNT, **dict.fromkeys(("choice", "reason"), _TEXT)},
+    "memory": {
+        **dict.fromkeys(("step", "epoch", "batch"), _COUNT),
+        "at_ms": _TIME,
+        **dict.fromkeys(MEMORY_FIGURES, _FIGURE),
+    },
+    "event": {"name": _TEXT, "step": _COUNT, "at_ms": _TIME},
+}

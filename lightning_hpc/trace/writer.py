@@ -30,7 +30,10 @@ class TraceWriter:
         Raises:
             OSError: If the line could not be written, or not as a whole: the file must not be written to any more.
         """
-        written = os.write(self._descriptor, line)
+        try:
+            written = os.write(self._descriptor, line)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from None
         if written != len(line):
             raise OSError(errno.ENOSPC, f"only {written} of {len(line)} bytes were written", str(self.path))
 

@@ -1,11 +1,12 @@
 import json
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lightning_hpc.callbacks import MemoryMonitor, PerformanceReport, StepTrace
+from lightning_hpc.callbacks import MemoryMonitor, PerformanceReport, StepTrace, performance_report
 from lightning_hpc.trace import read_traces
 from tests.callbacks.models import Automatic, make_loader
 from tests.callbacks.test_step_trace import make_trainer
@@ -82,3 +83,16 @@ def test_rank_0_reports_on_all_ranks(tmp_path: Path) -> None:
     assert run_ranks(fit_on_ranks, 2, tmp_path, init_gloo=False) == ["report.html", None]
     content = json.loads((tmp_path / "attempt_000" / "report.json").read_text())
     assert [rank["rank"] for rank in content["ranks"]] == [0, 1]
+
+
+def test_files_that_are_gone_or_too_large_are_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Deleting(Automatic):
+        def on_train_end(self) -> None:
+            shutil.rmtree(tmp_path / "gone")
+
+    with pytest.warns(RuntimeWarning, match=r"could not be made: .*attempt_000 has no trace any more"):
+        make_trainer(StepTrace(tmp_path / "gone", console=False), PerformanceReport()).fit(Deleting(), make_loader(3))
+    monkeypatch.setattr(performance_report, "_MOST_BYTES", 100)
+    trainer = make_trainer(StepTrace(tmp_path / "large", console=False), PerformanceReport())
+    with pytest.warns(RuntimeWarning, match="too many to read .*; run lightning-hpc report .*attempt_000"):
+        trainer.fit(Automatic(), make_loader(3))

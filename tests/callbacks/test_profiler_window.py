@@ -177,6 +177,9 @@ def test_by_default_the_files_lie_beside_those_of_step_trace_which_gets_an_event
     assert [(event["name"], event["details"]) for event in trace.events] == [
         ("profile", {"file": name(2), "first_step": 2, "reason": "step 2 was named"})
     ]
+    window = ProfilerWindow(steps=[2])
+    fit(window, StepTrace(tmp_path / "own", console=False), default_root_dir=tmp_path)
+    assert window.paths[0].parent == tmp_path / "own"
 
 
 def test_hooks_that_do_nothing_are_not_called_unless_a_subclass_has_them() -> None:

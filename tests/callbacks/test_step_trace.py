@@ -252,6 +252,14 @@ def test_the_profiler_is_replaced_during_the_fit_only(tmp_path: Path) -> None:
     assert trainer.profiler is before
 
 
+def test_a_directory_that_only_looks_like_an_attempt_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / f"attempt_{'9' * 30}").mkdir()
+    (tmp_path / "attempt_x").mkdir()
+    trace = StepTrace(tmp_path, console=False)
+    make_trainer(trace).fit(Automatic(), make_loader(2))
+    assert trace.path == tmp_path / "attempt_000" / "rank_00000.jsonl"
+
+
 def test_a_second_fit_of_the_same_trainer_is_a_second_attempt(tmp_path: Path) -> None:
     trainer = make_trainer(StepTrace(tmp_path, console=False), max_epochs=1)
     trainer.fit(Automatic(), make_loader(2))

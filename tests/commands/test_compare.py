@@ -117,7 +117,7 @@ def test_a_bad_baseline_is_status_2_with_file_and_line(
     [
         (["a"], "it takes BASE and NEW, and was given 1 paths"),
         (["a", "b", "c"], "was given 3 paths"),
-        (["a", "b"], "a does not exist; give a directory that StepTrace has written to"),
+        (["a", "b"], "a does not exist; give the directory that StepTrace has written to"),
         (["a.json", "b"], "No such file or directory"),
         (["a", "b", "--confidence", "1"], "a confidence of 1.0 is not from 0.5 to below 1"),
         (["a", "b", "--threshold", "-1"], "threshold"),

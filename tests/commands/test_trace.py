@@ -98,7 +98,7 @@ def test_an_error_on_the_way_leaves_the_file_of_before(
     output.write_text("before")
     path = run / "attempt_001" / "rank_00001.jsonl"
     path.write_text(path.read_text().replace('"start_ms":', '"start_ms":1e999,"was":', 1))
-    assert "rank_00001.jsonl: start_ms is inf" in refusal(["merge", run, "--output", output], capsys)
+    assert "start_ms is inf, which is no time" in refusal(["merge", run, "--output", output], capsys)
     assert output.read_text() == "before"
     assert not list(tmp_path.glob("*.part"))
 

@@ -20,7 +20,7 @@ def reports() -> dict[str, RunReport]:
         for trace in make_traces("4 ranks", steps=300, dimension="data", share=0.3)
     ]
     return {
-        "healthy": report_of(make_traces(steps=300), {"accuracy": 0.9}),
+        "healthy": report_of(make_traces(steps=300), {"accuracy": 0.9, "x" * 10_000: float("nan")}),
         "everything": report_of(memory),
         "one step": report_of(make_traces(steps=1)),
         "no comm": report_of(make_traces("2 ranks", with_comm=False)),
@@ -73,6 +73,15 @@ def test_names_stay_text() -> None:
     page = run_page(report_of(hostile_traces()), HOSTILE)
     assert "<script" not in page
     assert page.count("&lt;script&gt;") > 8
+
+
+def test_metrics_that_are_many_long_or_infinite_are_shown() -> None:
+    metrics = {"l" * 10_000: float("inf"), **{f"metric_{number}": float(number) for number in range(20)}}
+    page = run_page(report_of(make_traces(), metrics), "run")
+    assert "l" * 100 not in page
+    assert "not finite" in page
+    assert page.count("metric_6<") == 2  # a tile, and a row of the table
+    assert page.count("metric_19<") == 1
 
 
 def test_the_diagnosis_is_on_top() -> None:

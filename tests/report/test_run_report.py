@@ -66,7 +66,7 @@ def test_what_nobody_measured_is_none_and_the_file_has_no_nan() -> None:
         report_of(traces, {"loss": float("nan"), "accuracy": 0.5}).to_json(), parse_constant=pytest.fail
     )
     assert content["schema"] == SCHEMA
-    assert content["metrics"] == {"accuracy": 0.5}
+    assert content["metrics"] == {"loss": None, "accuracy": 0.5}
     assert "comm" not in content["series"]["phases_ms"]
 
 

@@ -76,7 +76,7 @@ def test_what_is_no_duration_is_an_error_that_names_file_and_line(tmp_path: Path
     record = json.loads(lines[41])
     lines[41] = lines[41].replace(f'"total_ms":{record["total_ms"]:.6f}', f'"total_ms":{value}')
     file.write_text("\n".join(lines))
-    with pytest.raises(TraceFileError, match=r"rank_00000\.jsonl:42: total_ms is .*, which is no duration"):
+    with pytest.raises(TraceFileError, match=r"rank_00000\.jsonl:42: total_ms is .*, which is no time"):
         read_side([file], SKIP)
 
 
@@ -85,7 +85,7 @@ def test_a_header_with_another_kind_of_value_is_an_error(tmp_path: Path, key: st
     file = write_trace(tmp_path / "rank_00000.jsonl", times())
     header, rest = file.read_text().split("\n", 1)
     file.write_text(json.dumps({**json.loads(header), key: "x"}) + "\n" + rest)
-    with pytest.raises(TraceFileError, match=rf":1: {key} of the header is 'x'"):
+    with pytest.raises(TraceFileError, match=rf":1: {key} is 'x'"):
         read_side([file], SKIP)
 
 
@@ -107,5 +107,5 @@ def test_sizes_are_bounded(tmp_path: Path) -> None:
 
 
 def test_a_directory_without_traces_says_what_to_give(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"no \*\.jsonl file in .*; give a directory that StepTrace"):
+    with pytest.raises(FileNotFoundError, match=r"no \*\.jsonl file in .*; give the directory that StepTrace"):
         read_side([tmp_path], SKIP)

@@ -196,3 +196,16 @@ def test_the_writing_of_checkpoints_is_named() -> None:
     assert diagnosis.findings[0].dimension == "framework"
     assert "is the writing of checkpoints" in diagnosis.findings[0].evidence
     assert diagnosis.findings[0].first_try.startswith("fewer checkpoints")
+
+
+def test_stalls_of_a_few_steps_are_a_note() -> None:
+    (trace,) = simulate(JOBS["10 ms"], 0, steps=200)
+    assert not any("took more than" in note for note in diagnose([trace]).notes)
+    stalled = trace.steps[50]
+    stalled["total_ms"] += 2000.0
+    stalled["backward_ms"] += 2000.0
+    diagnosis = diagnose([trace])
+    assert diagnosis.is_healthy
+    (note,) = (note for note in diagnosis.notes if "took more than" in note)
+    assert note.startswith("1 of 197 steps took more than 5 times the median, together ")
+    assert f"the longest 2.01 s (epoch {stalled['epoch']}, batch {stalled['batch']})" in note

@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,9 @@ from lightning_hpc.trace import TraceFileError, read_trace, read_traces
 from lightning_hpc.trace.records import HEADER_KEYS, event_line, header_line, memory_line, span_line, step_line
 from lightning_hpc.trace.timeline import Span
 
-HEADER = header_line(**{key: 0 for key in HEADER_KEYS if key != "schema"})
+HEADER = header_line(
+    **{key: 0 for key in HEADER_KEYS if key != "schema"} | {"host": "node", "clock": "host", "versions": {}}
+)
 SPAN = span_line(Span("startup", None, 0, 5), rank=0)
 STEP = step_line(
     [1, 2, 3, 4, 5, 6],
@@ -64,8 +67,12 @@ def without(line: bytes, key: str) -> bytes:
 NEWER = HEADER.replace(b"trace/1", b"trace/2")
 BAD_FILES = {
     "empty": ([], "a.jsonl:1: the file has no whole line; .* delete the file"),
-    "torn header": ([HEADER[:20]], "a.jsonl:1: the file has no whole line; .* delete the file"),
+    "torn header": ([HEADER[:20]], "a.jsonl:1: the file has no whole line; give a file that StepTrace has written"),
     "text": ([b"loss,step\n1,2\n"], "a.jsonl:1: the first line is not JSON; give a file that StepTrace has written"),
+    "deep": ([b"[" * 200_000 + b"\n"], "a.jsonl:1: the first line is not JSON; give a file"),
+    "deep line": ([HEADER, b"[" * 200_000 + b"\n"], "a.jsonl:2: the line is (not JSON|nested too deeply)"),
+    "huge number": ([HEADER, STEP.replace(b"0.000001", b"1" * 9999)], "a.jsonl:2: the line is not JSON"),
+    "text for a time": ([HEADER, STEP, STEP.replace(b"0.000001", b'"x"')], "a.jsonl:3: data_prep_ms is 'x', which is"),
     "binary": ([b"\x80\xff\x00\n"], "a.jsonl:1: the first line is not JSON; give a file that StepTrace"),
     "other JSON": ([b'{"loss": 1}\n'], "a.jsonl:1: the first line is no header of lightning_hpc.trace; give"),
     "list": ([b"[1]\n"], "a.jsonl:1: the first line is no header of lightning_hpc.trace; give"),
@@ -102,3 +109,26 @@ def test_no_trace_at_all(tmp_path: Path) -> None:
         read_traces(tmp_path)
     with pytest.raises(FileNotFoundError):
         read_traces(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("kind", ["fifo", "directory", "large"])
+def test_what_is_no_file_of_a_trace_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "a.jsonl"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        path.touch()
+        os.truncate(path, 2**31)
+    message = "2,147,483,648 bytes; at most" if kind == "large" else "this is no regular file; give a file"
+    with pytest.raises(TraceFileError, match=f"a.jsonl:1: .*{message}"):
+        read_trace(path)
+    with pytest.raises(TraceFileError, match=message):
+        read_traces(tmp_path)
+
+
+def test_an_empty_file_among_others_is_a_rank_that_had_not_begun(tmp_path: Path) -> None:
+    write(tmp_path / "rank_00000.jsonl", HEADER, STEP)
+    write(tmp_path / "rank_00001.jsonl")
+    assert [trace.path.name for trace in read_traces(tmp_path)] == ["rank_00000.jsonl"]

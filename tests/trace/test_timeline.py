@@ -1,5 +1,7 @@
 """A clock that is set by hand drives the timeline through what Lightning's loops do."""
 
+import itertools
+
 import pytest
 
 from lightning_hpc.trace.timeline import Phase, Span, Timeline
@@ -308,3 +310,25 @@ def test_what_is_handed_out_is_not_touched_again(driver: Driver) -> None:
     timeline.enter_epoch(1)
     driver.fetch(10)
     assert handed_out == before
+
+
+def test_no_time_counts_twice_where_each_reading_of_the_clock_takes_some() -> None:
+    readings = itertools.count()
+    stretches: list[tuple[int, int]] = []
+    timeline = Timeline(
+        lambda: next(readings),
+        lambda _, start, total: stretches.append((start, start + total)),
+        lambda span: stretches.append((span.start_ns, span.start_ns + span.duration_ns)),
+    )
+    for epoch in range(2):
+        timeline.enter_epoch(epoch)
+        for _ in range(2):
+            timeline.start_fetch()
+            timeline.stop_fetch()
+            timeline.start_batch()
+            timeline.finish_batch()
+        timeline.exit_epoch()
+    timeline.close()
+    stretches.sort()
+    assert len(stretches) == 4 + 2 + 3  # iterations, loader starts, and the spans around epochs
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(stretches))
