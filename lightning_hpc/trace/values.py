@@ -42,6 +42,15 @@ def _is_figure(value: Any) -> bool:
     return type(value) in (int, float) and 0 <= value <= _LARGEST
 
 
+def _is_shallow(value: Any, levels: int = 20) -> bool:
+    """So that whoever copies it does not run out of stack."""
+    if not isinstance(value, dict | list):
+        return True
+    return levels > 0 and all(
+        _is_shallow(each, levels - 1) for each in (value.values() if isinstance(value, dict) else value)
+    )
+
+
 def _or_null(is_one: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or is_one(value)
 
@@ -51,7 +60,7 @@ _TIME = ("time", _is_time)
 _DIFFERENCE = ("difference of times", _is_difference)
 _FIGURE = ("figure of its kind", _or_null(_is_figure))
 _TEXT = ("text", lambda value: isinstance(value, str))
-_OBJECT = ("object", lambda value: isinstance(value, dict))
+_OBJECT = ("object, or one that is nested too deeply", lambda value: isinstance(value, dict) and _is_shallow(value))
 
 _RULES: dict[str, dict[str, tuple[str, Callable[[Any], bool]]]] = {
     "header": {
@@ -69,11 +78,15 @@ _RULES: dict[str, dict[str, tuple[str, Callable[[Any], bool]]]] = {
         **dict.fromkeys(("comm_ms", "comm_bytes", "samples"), _FIGURE),
     },
     "span": {"name": _TEXT, **dict.fromkeys(("start_ms", "duration_ms"), _TIME), "epoch": _FIGURE},
-    "decision": {"step": _COUNT, **dict.fromkeys(("choice", "reason"), _TEXT)},
+    "decision": {
+        "step": _COUNT,
+        **dict.fromkeys(("choice", "reason"), _TEXT),
+        **dict.fromkeys(("predicted_ms", "measured_ms"), _OBJECT),
+    },
     "memory": {
         **dict.fromkeys(("step", "epoch", "batch"), _COUNT),
         "at_ms": _TIME,
         **dict.fromkeys(MEMORY_FIGURES, _FIGURE),
     },
-    "event": {"name": _TEXT, "step": _COUNT, "at_ms": _TIME},
+    "event": {"name": _TEXT, "step": _COUNT, "at_ms": _TIME, "details": _OBJECT},
 }

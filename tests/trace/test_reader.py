@@ -72,6 +72,10 @@ BAD_FILES = {
     "deep": ([b"[" * 200_000 + b"\n"], "a.jsonl:1: the first line is not JSON; give a file"),
     "deep line": ([HEADER, b"[" * 200_000 + b"\n"], "a.jsonl:2: the line is (not JSON|nested too deeply)"),
     "huge number": ([HEADER, STEP.replace(b"0.000001", b"1" * 9999)], "a.jsonl:2: the line is not JSON"),
+    "deep details": (
+        [HEADER, EVENT.replace(b"{}", b'{"a":' + b"[" * 900 + b"]" * 900 + b"}")],
+        "a.jsonl:2: details is .*, which is no object, or one that is nested too deeply",
+    ),
     "text for a time": ([HEADER, STEP, STEP.replace(b"0.000001", b'"x"')], "a.jsonl:3: data_prep_ms is 'x', which is"),
     "binary": ([b"\x80\xff\x00\n"], "a.jsonl:1: the first line is not JSON; give a file that StepTrace"),
     "other JSON": ([b'{"loss": 1}\n'], "a.jsonl:1: the first line is no header of lightning_hpc.trace; give"),
