@@ -23,6 +23,7 @@ from lightning_hpc.comm.failure_notice import FailureNotice
 from lightning_hpc.data.seeding import GeneratorStates
 from lightning_hpc.memory.allocator_counts import AllocatorCounts
 from lightning_hpc.memory.blocks import find_blocks
+from lightning_hpc.memory.compaction import failed_for_pieces
 from lightning_hpc.memory.out_of_memory import TrainingOutOfMemoryError, is_out_of_memory
 from lightning_hpc.memory.step_snapshot import StepSnapshot
 from lightning_hpc.precision.measured_units import measured_units
@@ -32,8 +33,6 @@ from lightning_hpc.precision.unit_bytes import UnitBytes
 
 # What a notice takes to come, at most, after the connection to the rank that sent it broke.
 _NOTICE_S = 2.0
-# Part of the reserved bytes that is stuck above which freeing the cache is worth an attempt of its own.
-_FRAGMENTED = 0.1
 
 
 class OutOfMemoryRecovery(Callback):
@@ -41,7 +40,7 @@ class OutOfMemoryRecovery(Callback):
 
     Room is made by what the Trainer has, one of these at a time, as long as there is one:
 
-    1. memory in pieces is put together (CUDA: the allocator's cache is freed);
+    1. memory in pieces is put together (CUDA: where enough was free in total, the allocator's cache is freed);
     2. `MemoryAwarePrecision`: modules go to low precision, a quarter of what can still be saved at a time;
     3. `ActivationCheckpointing`: all blocks are recomputed, from now on.
 
@@ -137,13 +136,13 @@ class OutOfMemoryRecovery(Callback):
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                was_fragmented = _is_fragmented(trainer.strategy.root_device)
+                in_pieces = _failed_for_pieces(error, trainer.strategy.root_device)
                 traceback.clear_frames(error.__traceback__)  # they hold what the step had allocated
                 failure = error
             if failure is None:
                 self._finish(trainer, number, ways)
                 return outputs
-            way = self._make_room(trainer, failure, mark, was_fragmented and not ways)
+            way = self._make_room(trainer, failure, mark, in_pieces and not ways)
             ways.append(way)
             rank_zero_info(f"OutOfMemoryRecovery: step {number} ran out of memory and runs again; {way}")
 
@@ -187,7 +186,7 @@ class OutOfMemoryRecovery(Callback):
             if step_trace is not None:
                 step_trace.write_event("out_of_memory_recovery", {"step": number, "ways": ways})
 
-    def _make_room(self, trainer: pl.Trainer, failure: BaseException, mark: StepMark, was_fragmented: bool) -> str:
+    def _make_room(self, trainer: pl.Trainer, failure: BaseException, mark: StepMark, in_pieces: bool) -> str:
         """Undoes the step, and says what the next attempt has gained."""
         assert self._hook is not None
         assert self._snapshot is not None
@@ -199,7 +198,7 @@ class OutOfMemoryRecovery(Callback):
         gc.collect()
         if trainer.strategy.root_device.type == "cuda":
             torch.cuda.empty_cache()
-        if was_fragmented:
+        if in_pieces:
             return "memory in pieces was put together"
         plugin = trainer.precision_plugin
         if isinstance(plugin, MemoryAwarePrecision) and (switch := plugin.lower_one_level()) is not None:
@@ -247,12 +246,11 @@ def _find_checkpointing(trainer: pl.Trainer) -> ActivationCheckpointing | None:
     return next((callback for callback in callbacks if isinstance(callback, ActivationCheckpointing)), None)
 
 
-def _is_fragmented(device: torch.device) -> bool:
-    """Whether a good part of what the allocator holds is free, but in pieces."""
+def _failed_for_pieces(error: BaseException, device: torch.device) -> bool:
     if device.type != "cuda":
         return False
-    fragmentation = AllocatorCounts.from_stats(torch.cuda.memory_stats(device)).fragmentation
-    return fragmentation is not None and fragmentation > _FRAGMENTED
+    counts = AllocatorCounts.from_stats(torch.cuda.memory_stats(device))
+    return failed_for_pieces(error, counts, torch.cuda.mem_get_info(device)[0])
 
 
 def _make_notice(trainer: pl.Trainer) -> FailureNotice:

@@ -22,9 +22,9 @@ class PerformanceReport(Callback):
 
     They are those of ``lightning-hpc report``, with the last values of what the module has logged. Rank 0 makes them
     from the files of `StepTrace` that it can see, those of other hosts only on a shared disk; the report names the
-    ranks that are missing. The other ranks may still be writing, so their last iterations may be missing, too. Of a
-    very long run on many ranks it reads the first ones, up to 256 MB; the command reads all. What goes wrong with a
-    report is a warning, never the end of a training.
+    ranks that are missing. It waits until all have written theirs; after an exception it does not, and their last
+    iterations may be missing. Of a very long run on many ranks it reads the first ones, up to 256 MB; the command
+    reads all. What goes wrong with a report is a warning, never the end of a training.
 
     Args:
         dirpath: Where to. None means the directory of the attempt, beside the traces.
@@ -39,7 +39,7 @@ class PerformanceReport(Callback):
     def __init__(self, dirpath: str | Path | None = None) -> None:
         super().__init__()
         self._dirpath = None if dirpath is None else Path(dirpath).absolute()
-        self._is_due = False
+        self._is_due = self._is_awaited = False
         self._metrics: dict[str, float] = {}
         self.path: Path | None = None
 
@@ -55,6 +55,7 @@ class PerformanceReport(Callback):
         self.path = None
         self._metrics = {}
         self._is_due = trainer.is_global_zero
+        self._is_awaited = trainer.world_size > 1
 
     @override
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -63,11 +64,26 @@ class PerformanceReport(Callback):
 
     @override
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        self._is_awaited = False  # who knows where the others are
         self._make(trainer)
 
     @override
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if self._is_awaited:
+            self._is_awaited = False
+            self._wait_for_files(trainer)
         self._make(trainer)
+
+    def _wait_for_files(self, trainer: pl.Trainer) -> None:
+        step_trace = StepTrace.find(trainer)
+        if step_trace is not None:
+            step_trace.finish()
+        try:
+            trainer.strategy.barrier("PerformanceReport")
+        except RuntimeError as error:
+            warnings.warn(
+                f"PerformanceReport does not wait for a rank that is gone: {error}", RuntimeWarning, stacklevel=2
+            )
 
     def _make(self, trainer: pl.Trainer) -> None:
         if not self._is_due:

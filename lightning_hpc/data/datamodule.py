@@ -167,6 +167,18 @@ class SharedMemoryDataModule(pl.LightningDataModule):
     def hparams_initial(self) -> Any:
         return super().hparams_initial if self._wrapped is None else self._wrapped.hparams_initial
 
+    @property
+    def batch_size(self) -> int:
+        """Samples in a batch and rank; the DataModule's own, where one is wrapped."""
+        return self._batch_size if self._wrapped is None else self._wrapped.batch_size  # type: ignore[attr-defined]
+
+    @batch_size.setter
+    def batch_size(self, size: int) -> None:
+        if self._wrapped is None:
+            self._batch_size = size
+        else:
+            self._wrapped.batch_size = size  # type: ignore[attr-defined]
+
     @override
     def setup(self, stage: str) -> None:
         if stage == "fit":

@@ -12,6 +12,7 @@ class AllocatorCounts:
         allocations: Blocks that were asked for so far.
         device_allocations: Times that it had to ask the device for memory so far.
         retries: Times that the device had none left, and the cache was freed, so far.
+        allocated_bytes: Handed out now.
         reserved_bytes: Held now.
         stuck_bytes: Held now in the free parts of blocks that are partly in use, so that they cannot be given back.
     """
@@ -19,6 +20,7 @@ class AllocatorCounts:
     allocations: int
     device_allocations: int
     retries: int
+    allocated_bytes: int
     reserved_bytes: int
     stuck_bytes: int
 
@@ -29,6 +31,7 @@ class AllocatorCounts:
             allocations=stats.get("allocation.all.allocated", 0),
             device_allocations=stats.get("num_device_alloc", 0),
             retries=stats.get("num_alloc_retries", 0),
+            allocated_bytes=stats.get("allocated_bytes.all.current", 0),
             reserved_bytes=stats.get("reserved_bytes.all.current", 0),
             stuck_bytes=stats.get("inactive_split_bytes.all.current", 0),
         )

@@ -10,7 +10,7 @@ import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
 
-from lightning_hpc.callbacks import ActivationCheckpointing, OutOfMemoryRecovery, StepTrace
+from lightning_hpc.callbacks import ActivationCheckpointing, OutOfMemoryRecovery, StepTrace, out_of_memory_recovery
 from lightning_hpc.memory import CallableProbe, MemoryReading
 from lightning_hpc.memory.out_of_memory import TrainingOutOfMemoryError
 from lightning_hpc.precision import MemoryAwarePrecision
@@ -113,6 +113,17 @@ def test_the_callback_changes_nothing_where_nothing_fails() -> None:
     assert equal(
         run(Failing, accumulate_grad_batches=3), run(Failing, OutOfMemoryRecovery(), accumulate_grad_batches=3)
     )
+
+
+def test_memory_in_pieces_is_put_together_before_anything_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(out_of_memory_recovery, "_failed_for_pieces", lambda error, device: True)
+    recovery = OutOfMemoryRecovery()
+    states = run(Failing, recovery, Arm(Faults(), 2, "backward"))
+    assert recovery.recoveries == 1
+    assert states[-2]["low"] == []
+    assert equal(run(Failing), states)
+    # Once a step; then it goes on with less.
+    assert run(Failing, OutOfMemoryRecovery(), Arm(Faults(), 2, "backward", times=2))[2]["low"] != []
 
 
 def test_attempts_go_on_as_long_as_something_is_left_and_end_with_advice() -> None:

@@ -28,6 +28,17 @@ class FakeCudaMemory:
     def release(self, size: int) -> None:
         self.allocated -= size
 
+    def empty_cache(self) -> None:
+        self.free += self.reserved - self.allocated
+        self.reserved = self.allocated
+
+    def take(self, size: int) -> None:
+        """What is allocated and freed at once stays in the cache."""
+        if size > self.free + self.reserved - self.allocated:
+            raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size} bytes")
+        self.allocate(size)
+        self.release(size)
+
     def stats(self, device: torch.device) -> dict[str, int]:
         self.devices.append(device)
         return {
@@ -47,6 +58,8 @@ class FakeCudaMemory:
             "current_device": lambda: 1,
             "mem_get_info": lambda device: (self.free, self.total),
             "memory_reserved": lambda device: self.reserved,
+            "memory_allocated": lambda device: self.allocated,
+            "empty_cache": self.empty_cache,
             "max_memory_allocated": lambda device: self.peak,
             "reset_peak_memory_stats": self.reset_peak,
             "get_per_process_memory_fraction": lambda device: self.fraction,

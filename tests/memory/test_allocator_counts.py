@@ -26,4 +26,4 @@ def test_fragmentation_is_a_part_of_what_is_reserved() -> None:
 
 
 def test_before_cuda_is_in_use_there_are_no_statistics() -> None:
-    assert AllocatorCounts.from_stats({}) == AllocatorCounts(0, 0, 0, 0, 0)
+    assert AllocatorCounts.from_stats({}) == AllocatorCounts(0, 0, 0, 0, 0, 0)
