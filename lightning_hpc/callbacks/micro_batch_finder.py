@@ -1,6 +1,5 @@
 """`MicroBatchFinder`: the largest batch that fits, with as much accumulation as the wanted effective batch takes."""
 
-import gc
 import traceback
 from typing import Any
 
@@ -18,6 +17,7 @@ from lightning_hpc.callbacks.trial_step import TrialStep
 from lightning_hpc.memory.batch_search import BatchSearch, divisors
 from lightning_hpc.memory.budget_probe import BudgetProbe
 from lightning_hpc.memory.default_probe import default_probe
+from lightning_hpc.memory.freed_memory import give_back
 from lightning_hpc.memory.out_of_memory import is_out_of_memory
 from lightning_hpc.memory.probe import PressureProbe
 from lightning_hpc.memory.reading import MemoryReading
@@ -116,7 +116,7 @@ class MicroBatchFinder(Callback):
         assert self._early_loaders is not None
         self._early_loaders.make_anew()
         rank_zero_info(
-            f"MicroBatchFinder: batch_size={self.batch_size} on {trainer.world_size} ranks with"
+            f"MicroBatchFinder: batch_size={self.batch_size} on each of {trainer.world_size} ranks with"
             f" accumulate_grad_batches={trainer.accumulate_grad_batches} makes {self._effective} samples a step"
         )
 
@@ -222,7 +222,7 @@ class _Trials:
             _require_size(size, batches, sizes)
             ran = self._run(batches)
         reading = self._probe.read()
-        _free(self._trainer.strategy.root_device)
+        give_back(self._trainer.strategy.root_device)
         if not ran:
             self.last = f"ran out of memory, of which there are {_gibibytes(limit)}"
             return _TOO_LARGE
@@ -299,12 +299,6 @@ def _require_size(size: int, batches: list[Any], sizes: set[int | None]) -> None
 
 def _has_margin(reading: MemoryReading) -> bool:
     return reading.used_bytes <= (1 - _MARGIN) * reading.limit_bytes
-
-
-def _free(device: torch.device) -> None:
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def _gibibytes(count: float) -> str:

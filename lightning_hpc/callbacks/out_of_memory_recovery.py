@@ -1,6 +1,5 @@
 """`OutOfMemoryRecovery`: runs a step that ran out of memory again, with less."""
 
-import gc
 import traceback
 import warnings
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from lightning_hpc.data.seeding import GeneratorStates
 from lightning_hpc.memory.allocator_counts import AllocatorCounts
 from lightning_hpc.memory.blocks import find_blocks
 from lightning_hpc.memory.compaction import failed_for_pieces
+from lightning_hpc.memory.freed_memory import give_back
 from lightning_hpc.memory.out_of_memory import TrainingOutOfMemoryError, is_out_of_memory
 from lightning_hpc.memory.step_snapshot import StepSnapshot
 from lightning_hpc.precision.measured_units import measured_units
@@ -195,9 +195,7 @@ class OutOfMemoryRecovery(Callback):
             raise self._final_error(trainer, failure, f"and cannot run again, since {reason}") from failure
         self._snapshot.restore()
         self._hook.forget(mark)
-        gc.collect()
-        if trainer.strategy.root_device.type == "cuda":
-            torch.cuda.empty_cache()
+        give_back(trainer.strategy.root_device)
         if in_pieces:
             return "memory in pieces was put together"
         plugin = trainer.precision_plugin

@@ -23,6 +23,7 @@ from lightning_hpc.comm.background_gather import BackgroundGather
 from lightning_hpc.memory.blocks import Blocks
 from lightning_hpc.memory.budget_probe import BudgetProbe
 from lightning_hpc.memory.default_probe import default_probe
+from lightning_hpc.memory.freed_memory import give_back
 from lightning_hpc.memory.probe import PressureProbe
 from lightning_hpc.precision.precision_map import PrecisionMap
 from lightning_hpc.precision.switch import Switch
@@ -333,6 +334,8 @@ class MemoryAwarePrecision(Precision):
         switch = replace(switch, step=self._module.trainer.global_step)
         self.switches.append(switch)
         self._unconfirmed += [switch] if switch.to_low else []
+        if switch.to_low and self._module.device.type == "cpu":
+            give_back(self._module.device)  # or the process would stay as large as it was
         rank_zero_info(f"MemoryAwarePrecision: {describe(switch, self._dtype, len(self._map.names))}")
         for listener in self._listeners:
             listener(switch)
