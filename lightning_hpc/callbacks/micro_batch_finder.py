@@ -219,6 +219,9 @@ class _Trials:
             self.last = f"would take about {_gibibytes(expected)} of {_gibibytes(limit)}"
             return _TOO_LARGE
         with trial_batches(self._trainer, _BATCHES) as (batches, sizes):
+            if sizes == {size} and _is_short(size, batches):
+                self.last = "the training loader has fewer samples"
+                return _TOO_LARGE
             _require_size(size, batches, sizes)
             ran = self._run(batches)
         reading = self._probe.read()
@@ -250,6 +253,8 @@ class _Trials:
 def _reason_to_skip(trainer: pl.Trainer) -> str | None:
     if trainer.fast_dev_run:  # type: ignore[attr-defined]
         return "fast_dev_run"
+    if trainer.limit_train_batches == 0:  # type: ignore[attr-defined]
+        return "limit_train_batches=0"
     return "overfit_batches" if trainer.overfit_batches else None  # type: ignore[attr-defined]
 
 
@@ -279,6 +284,11 @@ def _require_suitable(trainer: pl.Trainer, pl_module: pl.LightningModule) -> Non
         )
 
 
+def _is_short(size: int, batches: list[Any]) -> bool:
+    """Whether there are not even as many samples as one batch should have."""
+    return not batches or (count_samples(batches[0]) or size) < size
+
+
 def _require_size(size: int, batches: list[Any], sizes: set[int | None]) -> None:
     """So that what is tried is what was meant: a finder that trains on nothing succeeds with every size."""
     if not batches:
@@ -292,8 +302,7 @@ def _require_size(size: int, batches: list[Any], sizes: set[int | None]) -> None
     if known != {size}:
         raise ValueError(
             f"with batch_size={size} the training loader gives batches of {', '.join(map(str, sorted(known)))} samples:"
-            " it is not made from the attribute batch_size, or the dataset is smaller; make it so, or give a smaller"
-            " max_batch_size"
+            " it is not made from the attribute batch_size; make it so"
         )
 
 
