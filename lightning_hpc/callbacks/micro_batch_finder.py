@@ -253,7 +253,7 @@ class _Trials:
 def _reason_to_skip(trainer: pl.Trainer) -> str | None:
     if trainer.fast_dev_run:  # type: ignore[attr-defined]
         return "fast_dev_run"
-    if trainer.limit_train_batches == 0:  # type: ignore[attr-defined]
+    if trainer.limit_train_batches == 0:
         return "limit_train_batches=0"
     return "overfit_batches" if trainer.overfit_batches else None  # type: ignore[attr-defined]
 

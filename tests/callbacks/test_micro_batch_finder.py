@@ -303,7 +303,7 @@ def test_loaders_that_are_given_are_refused() -> None:
 @pytest.mark.parametrize(
     "setting",
     [{"fast_dev_run": 1}, {"overfit_batches": 1}, {"limit_train_batches": 0}],
-    ids=lambda each: next(iter(each)),
+    ids=["fast", "overfit", "none"],
 )
 def test_it_tries_nothing_where_there_is_little_to_train(setting: dict[str, Any]) -> None:
     finder = MicroBatchFinder(24, probe=calm())
@@ -360,8 +360,10 @@ def fit_on_ranks(rank: int, world_size: int, strategy: str, kind: str) -> Any:
     return finder.batch_size, set(record.sizes), record.states[-1]["steps"]
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "hpc"])
-@pytest.mark.parametrize("kind", ["rank 1 has less", "rank 0 has less", "both have enough", "rank 1 fails"])
+@pytest.mark.parametrize(
+    ("strategy", "kind"),
+    [("ddp", "rank 1 has less"), ("hpc", "rank 0 has less"), ("hpc", "both have enough"), ("ddp", "rank 1 fails")],
+)
 def test_ranks_agree(strategy: str, kind: str) -> None:
     results = run_ranks(fit_on_ranks, 2, strategy, kind, init_gloo=False)
     if kind == "rank 1 fails":
