@@ -196,7 +196,7 @@ class Cluster:
         finally:
             stopped = [number for number, rank in enumerate(ranks) if rank.stop()]
         returncodes = tuple(rank.process.returncode for rank in ranks)
-        result = RunResult(returncodes, tuple(rank.output() for rank in ranks), tuple(stopped), timed_out)
+        result = RunResult(returncodes, tuple(rank.close() for rank in ranks), tuple(stopped), timed_out)
         if check and any(returncodes):
             failed = [rank for rank, code in enumerate(returncodes) if code and rank not in stopped]
             reason = f"out of time after {timeout_s:g} s" if timed_out else f"ranks {failed} failed"
@@ -338,9 +338,11 @@ class _Rank:
         self.process.wait()
         return True
 
-    def output(self) -> str:
-        """All that the rank has printed."""
-        return self._read(0).decode(errors="replace")
+    def close(self) -> str:
+        """Returns all that the rank has printed, and forgets it."""
+        output = self._read(0).decode(errors="replace")
+        self._file.close()
+        return output
 
     def echo(self) -> None:
         """Prints what the rank has printed since the last call."""

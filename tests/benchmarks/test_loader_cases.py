@@ -15,7 +15,6 @@ from benchmarks.micro.loader_cases.datasets import Sleeping, with_slow_ones
 from benchmarks.micro.loader_cases.figures import OWN, PEER, Figure, Size, Target, compare, show, take_turns
 
 # Lightning's and PyTorch's advice on workers
-pytestmark = pytest.mark.filterwarnings("ignore")
 
 MEASURES = {
     "wait": {"% of the time in next()"},

@@ -16,7 +16,6 @@ from tests.callbacks.fake_step_trace import FakeStepTrace
 from tests.callbacks.test_step_trace import make_trainer
 from tests.memory.block_models import WIDTH, InPlace, Residual, equal
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*(val_dataloader|num_workers|log_every_n_steps|LeafSpec)")
 BATCHES = 6
 
 

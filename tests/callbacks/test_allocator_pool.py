@@ -107,7 +107,6 @@ def test_arguments_that_make_no_sense_are_refused(arguments: dict[str, Any]) -> 
         AllocatorPool(**arguments)
 
 
-@pytest.mark.filterwarnings("ignore:.*(val_dataloader|num_workers|log_every_n_steps|LeafSpec)")
 def test_elsewhere_it_does_nothing(tmp_path: Path) -> None:
     callback = AllocatorPool()
     trainer = make_trainer(callback, StepTrace(tmp_path, console=False))

@@ -13,8 +13,6 @@ from lightning_hpc.trace import read_traces
 from tests.callbacks.models import Automatic, make_loader
 from tests.callbacks.test_step_trace import make_trainer
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*(val_dataloader|num_workers|log_every_n_steps|LeafSpec)")
-
 
 class FakeReport(Callback):
     """Takes the place of the report, which needs the trace when it is set up."""

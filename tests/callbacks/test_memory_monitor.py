@@ -14,8 +14,6 @@ from tests.callbacks.fake_step_trace import FakeStepTrace
 from tests.callbacks.models import Automatic, make_loader
 from tests.callbacks.test_step_trace import make_trainer
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*(val_dataloader|num_workers|log_every_n_steps|LeafSpec)")
-
 
 class PlainLogger(pl.loggers.logger.DummyLogger):
     """Keeps what it gets."""

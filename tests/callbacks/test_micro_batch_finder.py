@@ -20,9 +20,6 @@ from tests.callbacks.test_step_trace import make_trainer
 from tests.helpers import run_ranks
 from tests.memory.block_models import equal
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*(val_dataloader|num_workers|log_every_n_steps|LeafSpec|lr_scheduler.step|last batch)"
-)
 WIDTH = 8
 
 
@@ -143,6 +140,7 @@ def test_the_fit_is_bitwise_one_that_had_the_size_from_the_start(
     assert equal(reference.states, others.states)
 
 
+@pytest.mark.filterwarnings("ignore:ActivationCheckpointing cannot get below")
 @pytest.mark.parametrize("precision", ["bf16-mixed", "memory aware"])
 def test_it_goes_with_the_other_parts(tmp_path: Path, precision: str) -> None:
     def parts() -> dict[str, Any]:

@@ -12,8 +12,6 @@ from tests.callbacks.models import Automatic, make_loader
 from tests.callbacks.test_step_trace import make_trainer
 from tests.helpers import run_ranks
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*(val_dataloader|num_workers|log_every_n_steps|LeafSpec)")
-
 
 class Logging(Automatic):
     def training_step(self, batch: Any, batch_idx: int) -> Any:

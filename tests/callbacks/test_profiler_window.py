@@ -16,8 +16,6 @@ from lightning_hpc.trace.outlier_watch import OutlierWatch
 from tests.callbacks.models import Automatic, Manual, make_loader
 from tests.callbacks.test_step_trace import make_trainer
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*(val_dataloader|num_workers|log_every_n_steps|LeafSpec)")
-
 
 def fit(window: ProfilerWindow, *callbacks: pl.Callback, batches: int = 8, **kwargs: Any) -> list[str]:
     """Names of the files, in order."""
@@ -57,6 +55,7 @@ def test_named_steps_are_profiled_from_the_first_one_on(tmp_path: Path) -> None:
         assert names_in(path).count("aten::square") == 2
 
 
+@pytest.mark.filterwarnings("ignore:ProfilerWindow. the fit ended")
 def test_steps_within_a_window_open_no_other_and_the_end_of_the_fit_closes_it(tmp_path: Path) -> None:
     window = ProfilerWindow(steps=[2, 3, 4, 7, 100], length=2, dirpath=tmp_path)
     assert fit(window) == [name(2), name(4), name(7)]

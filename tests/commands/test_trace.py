@@ -103,7 +103,6 @@ def test_an_error_on_the_way_leaves_the_file_of_before(
     assert not list(tmp_path.glob("*.part"))
 
 
-@pytest.mark.filterwarnings("ignore:.*(val_dataloader|num_workers|LeafSpec)")
 def test_a_fit_with_all_that_may_lie_in_an_iteration(tmp_path: Path) -> None:
     callbacks = [
         StepTrace(tmp_path, console=False),

@@ -23,8 +23,6 @@ from lightning_hpc.data.worker_tuner import Change, WorkerTuner
 from tests.data.datasets import Augmented, Numbers, Parts, assert_same
 from tests.data.modules import Drawn, Remembers, make_trainer
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -23,8 +23,6 @@ from lightning_hpc.data.mapping import PAGE
 from tests.data.datasets import FetchedTogether, Growing, Numbers, Parts, as_list, assert_same
 from tests.data.test_ring import HOLDERS
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
 OF_ARRAYS: dict[str, Callable[[Any], Any]] = {
     "array": lambda array: array,
     "slice": lambda array: array[..., ::3],

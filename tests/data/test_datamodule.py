@@ -70,7 +70,6 @@ def numbers(seen: list[Any]) -> Any:
 
 
 # Lightning's own, of few workers, of steps that a model lacks, and of PyTorch's deprecations.
-pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.mark.parametrize("limits", [{"max_epochs": 2}, {"max_epochs": -1, "max_steps": 20}])

@@ -20,7 +20,6 @@ from tests.data.modules import Drawn, Plain, Remembers, Saves, Stream, fit, plai
 CUDA = torch.device("cuda", 0)
 
 # Lightning's own, of few workers and of PyTorch's deprecations.
-pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def negated(batch: Any) -> Any:

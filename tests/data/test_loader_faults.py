@@ -28,8 +28,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from lightning_hpc.data.loader import SharedMemoryLoader
 from tests.data.datasets import Nested, Numbers, Parts, assert_same
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
 _ROOT = Path(__file__).parents[2]
 _WAIT_S = 60
 

@@ -23,8 +23,6 @@ from lightning_hpc.data.seeding import KeptGenerators
 from tests.data.datasets import Augmented, Nested, Numbers, Parts, assert_same
 from tests.data.test_batch_stream import assert_nothing_is_abandoned
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
 _WAIT_S = 30
 
 

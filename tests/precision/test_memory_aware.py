@@ -19,7 +19,6 @@ from tests.callbacks.test_step_trace import make_trainer
 from tests.memory.block_models import equal
 from tests.precision.plugin_models import CALM, HIGH, LOW, Manual, Module, everything, fit, loader, make_plugin
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*(num_workers|log_every_n_steps|LeafSpec|weights_only|lr_scheduler)")
 PRESSURE = [CALM, HIGH, CALM, CALM, HIGH, CALM]
 
 
@@ -150,6 +149,7 @@ def test_a_checkpoint_moves_to_and_from_lightnings_own_plugins_with_its_scaler(t
         assert "MixedPrecision" not in plain
 
 
+@pytest.mark.filterwarnings("ignore:MemoryAwarePrecision. all modules")
 def test_a_checkpoint_of_another_model_starts_in_float32_with_a_warning(tmp_path: Path) -> None:
     path = tmp_path / "one"
     checkpoint = save(path, fit(Module(), plugin=make_plugin([HIGH])))
@@ -318,6 +318,7 @@ class Quiet(Module):
         return self(batch[0]).square().mean()
 
 
+@pytest.mark.filterwarnings("ignore:MemoryAwarePrecision. all modules")
 def test_what_cannot_be_switched_is_told() -> None:
     class Empty(Module):
         def __init__(self) -> None:
@@ -339,6 +340,7 @@ def test_what_cannot_be_switched_is_told() -> None:
         fit(Module(), plugin=make_plugin([CALM], modules=["Missing"]))
 
 
+@pytest.mark.filterwarnings("ignore:MemoryAwarePrecision. all modules")
 def test_only_named_modules_are_switched() -> None:
     plugin = make_plugin([HIGH], modules=["blocks.1", "first"])
     fit(Module(), plugin=plugin)
@@ -379,6 +381,7 @@ def test_strategies_that_shard_are_refused() -> None:
         FSDPStrategy(precision_plugin=plugin)  # type: ignore[arg-type]
 
 
+@pytest.mark.filterwarnings("ignore:MemoryAwarePrecision. all modules")
 def test_a_budget_of_bytes_drives_it() -> None:
     plugin = MemoryAwarePrecision(budget_bytes=10**6, check_every_n_steps=1)
     fit(Module(), plugin=plugin, max_steps=5)
@@ -421,6 +424,7 @@ model:
     assert "Optimizer steps between two readings" in text
 
 
+@pytest.mark.filterwarnings("ignore:MemoryAwarePrecision. all modules")
 def test_the_best_checkpoint_is_written_while_modules_are_low(tmp_path: Path) -> None:
     plugin = make_plugin([HIGH])
     trainer = fit(Module(), ModelCheckpoint(tmp_path, every_n_train_steps=3), plugin=plugin, enable_checkpointing=True)

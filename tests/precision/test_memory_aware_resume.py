@@ -14,7 +14,6 @@ from tests.callbacks.test_step_trace import make_trainer
 from tests.memory.block_models import equal
 from tests.precision.plugin_models import WIDTH, Manual, Module, everything
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*(num_workers|weights_only)")
 STEPS = 16
 # What the memory holds from this optimizer step on, in percent: nothing is low, then some units, then all, then fewer.
 FIRST_PRESSURE, SECOND_PRESSURE, CALM_AGAIN = 3, 6, 9
@@ -62,6 +61,7 @@ def run(module: pl.LightningModule, dtype: Any, interval: int, *callbacks: Any, 
     return {"training": everything(trainer), "scaler": scaler, "policy": policy}, plugin
 
 
+@pytest.mark.filterwarnings("ignore:MemoryAwarePrecision. all modules")
 @pytest.mark.parametrize(
     ("make", "interval", "kwargs", "dtype"),
     [
