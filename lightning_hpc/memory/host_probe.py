@@ -14,6 +14,8 @@ from lightning_hpc.memory.reading import MemoryReading
 
 # Seconds that a limit is taken to hold: to read it costs several times as much as the rest.
 _LIMIT_AGE_S = 1.0
+# More than a process's status has; it comes in one piece.
+_STATUS_BYTES = 2**16
 # There is one peak a process. Without knowing of each other, two probes would take each other's peaks away.
 _probes: "WeakSet[HostProbe]" = WeakSet()
 
@@ -37,6 +39,9 @@ class HostProbe(PressureProbe):
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
+        self._status_path, self._reset_path = (
+            str(self._path(f"/proc/self/{name}")) for name in ("status", "clear_refs")
+        )
         groups = parse_cgroups(self._read_or_nothing("/proc/self/cgroup"))
         directories = find_directories(groups, parse_mounts(self._read_or_nothing("/proc/self/mountinfo")))
         self._directories = [each for each in directories if self._path(each.limit_file).exists()]
@@ -70,7 +75,7 @@ class HostProbe(PressureProbe):
 
     def _reset_peak(self) -> bool:
         try:
-            descriptor = os.open(self._path("/proc/self/clear_refs"), os.O_WRONLY)
+            descriptor = os.open(self._reset_path, os.O_WRONLY)
         except OSError:
             return False
         try:
@@ -91,7 +96,12 @@ class HostProbe(PressureProbe):
         return limit - directory.parse_used(self._read(directory.usage_file), self._read(directory.stat_file))
 
     def _read_process(self) -> ProcessMemory:
-        return ProcessMemory.parse(self._read("/proc/self/status"))
+        # In training steps: by the system's own calls, which take a third of the time of a file object's.
+        descriptor = os.open(self._status_path, os.O_RDONLY)
+        try:
+            return ProcessMemory.parse(os.read(descriptor, _STATUS_BYTES).decode())
+        finally:
+            os.close(descriptor)
 
     def _read(self, path: str) -> str:
         return self._path(path).read_text()

@@ -1,6 +1,5 @@
 """What ``/proc`` says of a process's memory and of the machine's."""
 
-import re
 from dataclasses import dataclass
 
 
@@ -46,5 +45,8 @@ def parse_available(text: str) -> int:
 
 def _find(text: str, name: str) -> int | None:
     """The kilobytes in a line of the form ``Name:   123 kB``."""
-    found = re.search(rf"^{name}:\s*(\d+) kB$", text, re.MULTILINE)
-    return None if found is None else int(found[1])
+    _, _, after = f"\n{text}".partition(f"\n{name}:")
+    if not after:
+        return None
+    number, unit = after.split(None, 2)[:2]
+    return int(number) if unit == "kB" else None

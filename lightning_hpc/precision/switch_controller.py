@@ -166,12 +166,13 @@ class SwitchController:
         gathered, self._gathered = self._gathered, None
         if gathered is None:  # none was sent; or a peer is gone: the training ends soon, or goes on as it is
             return []
-        # The rank that saves most speaks for all.
-        figures = gathered[:, 2:].max(axis=0).reshape(-1, 4).astype(int)
         found = {}
-        for index in np.flatnonzero(figures[:, 0] >= 0):
-            plain, low, inputs, is_measured = figures[index].tolist()
-            found[self._map.names[index]] = UnitBytes(plain, low, inputs, bool(is_measured))
+        if (gathered[:, 2::4] >= 0).any():  # of the bytes that a unit saves; less than 0 is not known
+            # The rank that saves most speaks for all.
+            figures = gathered[:, 2:].max(axis=0).reshape(-1, 4).astype(int)
+            for index in np.flatnonzero(figures[:, 0] >= 0):
+                plain, low, inputs, is_measured = figures[index].tolist()
+                found[self._map.names[index]] = UnitBytes(plain, low, inputs, bool(is_measured))
         undone = self._policy.learn(found)
         decided = self._policy.decide([MemoryReading(int(used), int(limit)) for used, limit in gathered[:, :2]])
         return [switch for switch in (undone, decided) if switch is not None]

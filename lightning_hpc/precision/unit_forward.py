@@ -38,6 +38,8 @@ class UnitForward(ReplacedForward):
     @override
     def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         forward = self._own_forward(module)
+        if not self.is_low and self.meter is None:
+            return forward(*args, **kwargs)
         if self.meter is not None and torch.is_grad_enabled() and not _is_in_backward():
             with self.meter.unit(self._name, tensors_in((args, kwargs))):
                 return self._run(forward, args, kwargs)
