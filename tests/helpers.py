@@ -89,6 +89,8 @@ def _rank_main(
 ) -> None:
     import torch
 
+    # Ranks are daemons, so that they end with pytest; a loader's workers are their children all the same.
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     # A rank that hangs prints where, just before it is killed.
     faulthandler.dump_traceback_later(max(timeout - 1, 0.5), exit=False, file=sys.__stderr__)
     os.environ.update(launch, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), OMP_NUM_THREADS="1")

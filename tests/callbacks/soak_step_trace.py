@@ -37,8 +37,6 @@ BATCHES = 10
 def fit_every_way(rank: int, world_size: int, dirpath: Path) -> None:
     """Fits and resumed fits: optimization x accumulation x validation x workers, one trace directory each."""
     quieten()
-    # The ranks are daemons, which may have no children, and a loader's workers are.
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     ways = itertools.product((Automatic, Manual), (1, 4), (False, True), (0, 2))
     for index, (model, accumulate, validation, workers) in enumerate(ways):
         folder = dirpath / f"{index:02d}"

@@ -1,7 +1,6 @@
 """Several ranks: the order is that of one, whatever their number was; evaluation reads each sample once."""
 
 import itertools
-import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,6 @@ def strategy_of(name: str) -> Any:
 
 def train(rank: int, ranks: int, kinds: list[str], folder: Path, strategy: str, num_workers: int) -> Any:
     """All kinds; the batches of each, and its checkpoints by place."""
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined] # it starts workers
     results = {}
     for kind in kinds:
         (folder / kind).mkdir(parents=True, exist_ok=True)
