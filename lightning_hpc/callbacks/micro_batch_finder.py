@@ -5,15 +5,18 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.fabric.utilities.optimizer import _optimizers_to_device
 from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.parsing import lightning_hasattr, lightning_setattr
+from torch import nn
 from typing_extensions import override
 
 from lightning_hpc.callbacks.batch_size import count_samples
 from lightning_hpc.callbacks.trial_batches import EarlyLoaders, are_loaders_given, trial_batches
 from lightning_hpc.callbacks.trial_step import TrialStep
+from lightning_hpc.data.seeding import GeneratorStates
 from lightning_hpc.memory.batch_search import BatchSearch, divisors
 from lightning_hpc.memory.budget_probe import BudgetProbe
 from lightning_hpc.memory.default_probe import default_probe
@@ -68,7 +71,7 @@ class MicroBatchFinder(Callback):
         super().__init__()
         most = effective_batch_size if max_batch_size is None else max_batch_size
         for name, number in (("effective_batch_size", effective_batch_size), ("min_batch_size", min_batch_size)):
-            if number < 1:
+            if not isinstance(number, int) or number < 1:
                 raise ValueError(f"{name}={number} is no number of samples; give 1 or more")
         if most < min_batch_size:
             raise ValueError(f"max_batch_size={most} is less than min_batch_size={min_batch_size}")
@@ -95,7 +98,7 @@ class MicroBatchFinder(Callback):
         self._release(trainer)  # of a fit that ended without telling
         _require_suitable(trainer, pl_module)
         self._early_loaders = EarlyLoaders(trainer)
-        # Schedulers may ask for the number of steps before anything has been tried: any size gives the right one.
+        # Schedulers may ask for the number of steps before anything has been tried.
         self._apply(trainer, self._sizes(trainer)[0])
 
     @override
@@ -104,17 +107,16 @@ class MicroBatchFinder(Callback):
         if reason is not None:
             rank_zero_info(f"MicroBatchFinder tries nothing with {reason}; batch_size stays as it is")
             return
-        sizes = self._sizes(trainer)
+        assert self._early_loaders is not None
+        sizes, steps = self._sizes(trainer), self._early_loaders.steps()
         if not (self._is_restored and self.batch_size in sizes):
-            if len(trainer.optimizers) != 1:
-                raise ValueError(
-                    f"MicroBatchFinder tries steps of one optimizer, and there are {len(trainer.optimizers)}"
-                )
+            _require_steps(trainer)
             self.batch_size = self._search(trainer, sizes)
         self._is_restored = False
         self._apply(trainer, self.batch_size)
-        assert self._early_loaders is not None
         self._early_loaders.make_anew()
+        if self._early_loaders.steps() != steps:  # `limit_train_batches` and `drop_last` count in batches
+            _make_schedulers_anew(trainer)
         rank_zero_info(
             f"MicroBatchFinder: batch_size={self.batch_size} on each of {trainer.world_size} ranks with"
             f" accumulate_grad_batches={trainer.accumulate_grad_batches} makes {self._effective} samples a step"
@@ -223,7 +225,8 @@ class _Trials:
                 self.last = "the training loader has fewer samples"
                 return _TOO_LARGE
             _require_size(size, batches, sizes)
-            ran = self._run(batches)
+            # The last batch of a small dataset is short, and would say little.
+            ran = self._run([each for each in batches if count_samples(each) in (None, size)])
         reading = self._probe.read()
         give_back(self._trainer.strategy.root_device)
         if not ran:
@@ -247,7 +250,8 @@ class _Trials:
         if self._measured is None:
             return 0.0
         measured, used = self._measured
-        return self._at_rest + (used - self._at_rest) * size / measured
+        fixed = min(self._at_rest + self._step.fixed_bytes, used)
+        return fixed + (used - fixed) * size / measured
 
 
 def _reason_to_skip(trainer: pl.Trainer) -> str | None:
@@ -282,6 +286,32 @@ def _require_suitable(trainer: pl.Trainer, pl_module: pl.LightningModule) -> Non
             f"neither {type(pl_module).__name__} nor its DataModule has an attribute or hyperparameter batch_size; add"
             " one, and make the training loader from it"
         )
+
+
+def _require_steps(trainer: pl.Trainer) -> None:
+    """What only shows once the strategy has set up the model and the optimizers."""
+    if len(trainer.optimizers) != 1:
+        raise ValueError(f"MicroBatchFinder tries steps of one optimizer, and there are {len(trainer.optimizers)}")
+    if getattr(trainer.strategy.model, "static_graph", False):
+        raise ValueError(
+            "with static_graph=True, DistributedDataParallel takes the first trial for the first step, and ranks drift"
+            " apart; leave static_graph out (with accumulation it fails anyway), or set batch_size by hand"
+        )
+    modules = trainer.lightning_module.modules()
+    if trainer.world_size > 1 and any(isinstance(each, nn.SyncBatchNorm) for each in modules):
+        raise ValueError(
+            "SyncBatchNorm waits in forward for ranks that may have run out of memory in a trial; set batch_size by"
+            " hand, to what a run without sync_batchnorm has found"
+        )
+
+
+def _make_schedulers_anew(trainer: pl.Trainer) -> None:
+    """Calls ``configure_optimizers`` again, as the number of steps that it was told is another by now."""
+    states = GeneratorStates()
+    strategy = trainer.strategy
+    strategy.setup_optimizers(trainer)
+    _optimizers_to_device(strategy.optimizers, strategy.root_device)
+    states.restore()
 
 
 def _is_short(size: int, batches: list[Any]) -> bool:

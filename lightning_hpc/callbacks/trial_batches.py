@@ -65,9 +65,14 @@ class EarlyLoaders:
     """
 
     def __init__(self, trainer: pl.Trainer) -> None:
+        self._trainer = trainer
         self._loop: Any = trainer.fit_loop
         self._before: GeneratorStates | None = None
         self._loop.__dict__["setup_data"] = self._setup_data
+
+    def steps(self) -> float | None:
+        """How many steps a scheduler has been told of, or would be now; None if no loaders have been made."""
+        return None if self._before is None else self._trainer.estimated_stepping_batches
 
     def make_anew(self) -> None:
         """Makes them, if they have been made; random numbers go on as if that had not been done twice."""

@@ -7,9 +7,11 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from lightning_hpc.data.seeding import GeneratorStates
 from lightning_hpc.memory.model_snapshot import ModelSnapshot
+from lightning_hpc.memory.nested import tensors_in
 
 
 class TrialStep:
@@ -23,6 +25,10 @@ class TrialStep:
 
     Args:
         trainer: In a fit with automatic optimization.
+
+    Attributes:
+        fixed_bytes: What the last run took whatever the size of its batches: gradients, the optimizer's state, and the
+            copy of the parameters if that is on the same device. 0 before.
     """
 
     def __init__(self, trainer: pl.Trainer) -> None:
@@ -30,6 +36,7 @@ class TrialStep:
         self._module: Any = trainer.lightning_module
         (self._optimizer,) = trainer.optimizers
         self._device = trainer.strategy.root_device
+        self.fixed_bytes = 0
 
     def run(self, batches: Sequence[Any]) -> None:
         """Forward, backward and optimizer step on the first batch, then forward and backward on the others.
@@ -45,13 +52,15 @@ class TrialStep:
         model = ModelSnapshot(self._module.modules())
         parameters = [(each, each.detach().to("cpu", copy=True), each.grad) for each in self._module.parameters()]
         groups = [dict(group) for group in self._optimizer.param_groups]
-        state, self._optimizer.state = self._optimizer.state, defaultdict(dict)
+        attributes = vars(self._optimizer).copy()  # its state, and what a step of its own counts
+        self._optimizer.state = defaultdict(dict)
         generators = GeneratorStates()
         on_device = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
         try:
             self._run(batches)
         finally:
-            self._optimizer.state = state
+            vars(self._optimizer).clear()
+            vars(self._optimizer).update(attributes)
             for group, saved in zip(self._optimizer.param_groups, groups, strict=True):
                 group.clear()
                 group.update(saved)
@@ -59,6 +68,7 @@ class TrialStep:
                 for parameter, value, gradient in parameters:
                     parameter.copy_(value)
                     parameter.grad = gradient
+            self._clear_reducer()
             model.restore()
             generators.restore()
             if on_device is not None:
@@ -70,8 +80,22 @@ class TrialStep:
         first, *others = batches
         step: Any = type(self._optimizer).step  # schedulers count the calls of the instance's own
         step(self._optimizer, lambda: self._loss(first, 0))
+        self.fixed_bytes = self._count_fixed_bytes()
         for index, batch in enumerate(others, start=1):
             self._loss(batch, index)
+
+    def _clear_reducer(self) -> None:
+        """Has `DistributedDataParallel` forget which parameters took part, which its hooks note in every backward."""
+        wrapper = self._trainer.strategy.model
+        if isinstance(wrapper, DistributedDataParallel):
+            wrapper.reducer._reset_state()
+
+    def _count_fixed_bytes(self) -> int:
+        parameters = list(self._module.parameters())
+        copied = parameters if self._device.type == "cpu" else []
+        gradients = [each.grad for each in parameters if each.grad is not None]
+        state = tensors_in(list(self._optimizer.state.values()))
+        return sum(each.nbytes for each in (*copied, *gradients, *state))
 
     def _loss(self, batch: Any, index: int) -> Tensor:
         plugin = self._trainer.precision_plugin

@@ -41,7 +41,8 @@ class _ModuleSnapshot:
         self._tensors: list[tuple[Tensor, int, Tensor]] = []
         self._containers: list[tuple[Any, Any]] = []
         for value in (*module._buffers.values(), *self._attributes.values()):
-            kind = _kind(type(value))
+            cls = type(value)
+            kind = _kinds[cls] if cls in _kinds else _kind(cls)  # in each step, so without a call for what is known
             if kind == "tensor":
                 self._tensors.append((value, value._version, value.detach().clone()))
             elif kind == "container":  # among them the dicts of buffers, parameters and modules

@@ -1,6 +1,7 @@
 import copy
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_hpc.callbacks import ActivationCheckpointing, MicroBatchFinder, OutOfMemoryRecovery, StepTrace
+from lightning_hpc.callbacks.micro_batch_finder import _require_steps
 from lightning_hpc.data import SharedMemoryDataModule
 from lightning_hpc.memory import CallableProbe, MemoryReading
 from lightning_hpc.precision import MemoryAwarePrecision
@@ -82,8 +84,10 @@ class Model(pl.LightningModule):
 
 class Adam(torch.optim.AdamW):
     module: Model
+    steps = 0
 
     def step(self, closure: Any = None) -> Any:
+        self.steps += 1
         with torch.enable_grad():
             loss = closure()
         if self.module.place == "optimizer" and self.module.last_size > self.module.most:
@@ -106,6 +110,8 @@ class Sizes(pl.Callback):
                 "parameters": [parameter.detach().clone() for parameter in pl_module.parameters()],
                 "buffers": [buffer.clone() for buffer in pl_module.buffers()],
                 "optimizers": [copy.deepcopy(optimizer.state_dict()) for optimizer in trainer.optimizers],
+                "optimizer steps": [getattr(each, "steps", None) for each in trainer.optimizers],
+                "schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
                 "torch": torch.get_rng_state(),
                 "python": random.getstate(),
                 "numpy": np.random.get_state()[1].tolist(),
@@ -176,6 +182,26 @@ class WithoutLoader(Model):
     train_dataloader = pl.LightningModule.train_dataloader
 
 
+@pytest.mark.filterwarnings("ignore:The number of training batches")
+@pytest.mark.parametrize("settings", [{"limit_train_batches": 6}, {"limit_train_batches": 0.5}, {"max_steps": 3}])
+def test_schedulers_are_told_the_number_of_steps_of_the_size_that_is_found(settings: dict[str, Any]) -> None:
+    others = run(Model(most=10), MicroBatchFinder(24, probe=calm()), **settings)
+    assert equal(run(Model(batch_size=8), accumulate_grad_batches=3, **settings).states, others.states)
+
+
+class OddlyMany(Model):
+    """Loses another part of an epoch with every batch size."""
+
+    def train_dataloader(self) -> Any:
+        data = TensorDataset(samples().tensors[0][:95])
+        return DataLoader(data, batch_size=self.batch_size, shuffle=True, drop_last=True)
+
+
+def test_schedulers_are_told_of_dropped_samples() -> None:
+    others = run(OddlyMany(most=10), MicroBatchFinder(24, probe=calm()))
+    assert equal(run(OddlyMany(batch_size=8), accumulate_grad_batches=3).states, others.states)
+
+
 @pytest.mark.parametrize("kind", ["hyperparameter", "own", "own with workers", "wrapped"])
 def test_datamodules(kind: str) -> None:
     def make(size: int) -> pl.LightningDataModule:
@@ -221,10 +247,8 @@ def test_a_tenth_of_the_memory_stays_free() -> None:
 
     finder = MicroBatchFinder(96, probe=CallableProbe(read), max_batch_size=48)
     run(model, finder, max_epochs=1)
-    # 100 + 40 x 16 is below 900, and 100 + 40 x 24 above all of it: that is not even tried on the CPU.
+    # 100 + 40 x 16 is below 900, and 100 + 40 x 24 above all of it.
     assert finder.batch_size == 16
-    assert 24 not in sizes
-    assert 32 not in sizes
     with_budget = MicroBatchFinder(96, probe=CallableProbe(read), budget_bytes=500)
     sizes.clear()
     run(model, with_budget, max_epochs=1)
@@ -283,6 +307,7 @@ def _raise() -> Any:
     ("arguments", "message"),
     [
         ({"effective_batch_size": 0}, "effective_batch_size=0"),
+        ({"effective_batch_size": 2.5}, "effective_batch_size=2.5"),
         ({"effective_batch_size": 8, "min_batch_size": 0}, "min_batch_size=0"),
         ({"effective_batch_size": 8, "min_batch_size": 4, "max_batch_size": 2}, "max_batch_size=2 is less than"),
         ({"effective_batch_size": 8, "min_batch_size": 9}, "max_batch_size=8 is less than min_batch_size=9"),
@@ -317,6 +342,62 @@ def test_no_batch_is_larger_than_the_dataset(drop_last: bool) -> None:
     model.train_dataloader = lambda: DataLoader(data, batch_size=model.batch_size, drop_last=drop_last)  # type: ignore[method-assign]
     run(model, finder, max_epochs=1)
     assert finder.batch_size == 32
+
+
+def test_a_short_batch_is_not_what_is_tried() -> None:
+    tried: list[int] = []
+
+    class Noting(Model):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            tried.append(len(batch[0]))
+            return super().training_step(batch, batch_idx)
+
+    model = Noting(schedules=False)
+    data = TensorDataset(torch.randn(33, WIDTH))
+    model.train_dataloader = lambda: DataLoader(data, batch_size=model.batch_size)  # type: ignore[method-assign]
+    run(model, MicroBatchFinder(32, probe=calm(), min_batch_size=32), max_epochs=1)
+    assert tried == [32, 32, 32, 1]  # the trial, and the fit
+
+
+class Weights(pl.LightningModule):
+    """Takes far more memory for its parameters than for a sample.
+
+    Args:
+        sizes: Gets the sizes of its batches; a tuple keeps trials from taking them out again.
+    """
+
+    def __init__(self, *sizes: list[int]) -> None:
+        super().__init__()
+        self.batch_size = 1
+        self.layer = nn.Linear(1024, 1024)
+        self.sizes = sizes
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        (x,) = batch
+        self.sizes[0].append(len(x))
+        return self.layer(x).mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters())
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(torch.randn(256, 1024)), batch_size=self.batch_size)
+
+
+@pytest.mark.parametrize(("limit", "found", "tries_more"), [(40.0, 254, True), (22.5, 2, False)])
+def test_on_the_cpu_what_would_take_too_much_is_not_tried(limit: float, found: int, tries_more: bool) -> None:
+    mebibyte = 2**20
+    sizes: list[int] = []
+
+    def read() -> MemoryReading:
+        # Of each parameter there are its value and copy, its gradient, and Adam's two moments; a sample takes a 25th.
+        taken = 20 * mebibyte + 5 * 2**12 + sizes[-1] * mebibyte // 25 if sizes else 4 * mebibyte
+        return MemoryReading(taken, int(limit * mebibyte))
+
+    finder = MicroBatchFinder(254, probe=CallableProbe(read))
+    run(Weights(sizes), finder, max_epochs=1, limit_train_batches=1)
+    assert finder.batch_size == found
+    assert (127 in sizes) == tries_more
 
 
 def test_a_resumed_fit_tries_nothing_and_goes_on_alike(tmp_path: Path) -> None:
@@ -356,6 +437,48 @@ def fit_on_ranks(rank: int, world_size: int, strategy: str, kind: str) -> Any:
     except (RuntimeError, ValueError) as error:
         return str(error)
     return finder.batch_size, set(record.sizes), record.states[-1]["steps"]
+
+
+class RarelyUsed(Model):
+    """Has a layer that takes part in the second batch only."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.rare = nn.Linear(WIDTH, WIDTH)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return loss + self.rare(batch[0]).mean() if batch_idx == 1 else loss
+
+
+def fit_on_ranks_twice(rank: int, world_size: int, strategies: list[str]) -> list[bool]:
+    def fit(strategy: str, model: Model, *callbacks: pl.Callback, **kwargs: Any) -> Any:
+        return run(model, *callbacks, devices=world_size, strategy=strategy, max_epochs=1, **kwargs).states
+
+    alike = []
+    for strategy in strategies:
+        kind, accumulate = (RarelyUsed, 1) if "unused" in strategy else (Model, 6)
+        finder = MicroBatchFinder(8 * accumulate, probe=calm(), min_batch_size=2)
+        found = fit(strategy, kind(most=[5, 10][rank]), finder)
+        reference = fit(strategy, kind(batch_size=4), accumulate_grad_batches=accumulate)
+        alike.append(finder.batch_size == 4 and equal(reference, found))
+    return alike
+
+
+def test_fits_on_ranks_are_bitwise_those_that_had_the_size_from_the_start() -> None:
+    strategies = ["ddp", "hpc", "ddp_find_unused_parameters_true"]
+    assert run_ranks(fit_on_ranks_twice, 2, strategies, init_gloo=False) == [[True] * 3] * 2
+
+
+@pytest.mark.parametrize("kind", ["static_graph", "SyncBatchNorm"])
+def test_what_trials_would_break_on_ranks_is_refused(kind: str) -> None:
+    module = nn.SyncBatchNorm(2) if kind == "SyncBatchNorm" else nn.Linear(2, 2)
+    wrapper = SimpleNamespace(static_graph=kind == "static_graph")
+    trainer = SimpleNamespace(
+        optimizers=[None], world_size=2, strategy=SimpleNamespace(model=wrapper), lightning_module=module
+    )
+    with pytest.raises(ValueError, match=kind):
+        _require_steps(trainer)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
